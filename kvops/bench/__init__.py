@@ -1,0 +1,1 @@
+"""What ``kvops bench`` measures: one benchmark a file."""

@@ -1,0 +1,100 @@
+"""
+Every exception kvops raises on purpose.
+
+::
+
+    KvopsError                what happened, to what, and what to do
+    ├── UsageError            the caller asked for something that cannot be: bad value, bad file        exit 2
+    │   ├── ConfigError       a configuration or state file is unreadable or wrong
+    │   ├── ParseError        text or bytes from outside are not in the expected format
+    │   ├── ClosedPool        a pool was used after close()
+    │   └── WrongBuffer       a caller's buffer does not fit the object
+    ├── Unreachable           a peer could not be seen or reached in time                               exit 3
+    │   ├── AuthFailed        the peer does not hold the group secret, or we do not
+    │   └── NotLeader         another master leads; carries its address
+    ├── Refused               a guard, a limit or a state forbids it                                    exit 5
+    │   ├── NoSpace           the pool has no room for the object
+    │   └── AlreadyRunning    the group runs already
+    ├── LeftBehind            something is half done and needs a person                                 exit 4
+    └── WireError             a frame breaks the protocol; the connection is closed
+"""
+
+from __future__ import annotations
+
+
+class KvopsError(Exception):
+    """An expected trouble: ``what`` says what happened to what, ``fix`` what to do about it."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, fix: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.fix}" if self.fix else self.what
+
+
+class UsageError(KvopsError):
+    """The caller asked for something that cannot be."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A configuration or state file is unreadable or wrong."""
+
+
+class ParseError(UsageError):
+    """Text or bytes from outside are not in the expected format."""
+
+
+class ClosedPool(UsageError):
+    """A pool was used after ``close()``."""
+
+
+class WrongBuffer(UsageError):
+    """A caller's buffer does not fit the object."""
+
+
+class Unreachable(KvopsError):
+    """A peer could not be seen or reached in time."""
+
+    exit_code = 3
+
+
+class AuthFailed(Unreachable):
+    """One side of a connection does not hold the group secret."""
+
+
+class NotLeader(Unreachable):
+    """Another master leads."""
+
+    def __init__(self, what: str, *, fix: str, leader: str | None = None) -> None:
+        super().__init__(what, fix=fix)
+        self.leader = leader
+
+
+class Refused(KvopsError):
+    """A guard, a limit or a state forbids it."""
+
+    exit_code = 5
+
+
+class NoSpace(Refused):
+    """The pool has no room for the object."""
+
+
+class AlreadyRunning(Refused):
+    """The group runs already."""
+
+
+class LeftBehind(KvopsError):
+    """Something is half done and needs a person."""
+
+    exit_code = 4
+
+
+class WireError(KvopsError):
+    """A frame breaks the protocol; the connection it came on is closed."""

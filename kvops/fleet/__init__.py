@@ -1,0 +1,1 @@
+"""Groups of processes: where they are, how they start and stop."""

@@ -1,0 +1,1 @@
+"""Bytes between processes: the wire's frames, authentication, gRPC plumbing."""

@@ -1,0 +1,40 @@
+"""Bounds of the pool, each with its unit in its name, and how they relate."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+# Time, in milliseconds.
+LEASE_TTL_MS: Final = 1_000  # a reader may hold memory this long after its lookup
+LEASE_MARGIN_MS: Final = 50  # clocks of client and master may run apart by this much in one lease
+PUT_TTL_MS: Final = 30_000  # a put without put_end for this long is a dead writer's
+BEAT_INTERVAL_MS: Final = 250  # store → master
+STORE_TTL_MS: Final = 2_000  # a store that was silent this long is unmounted
+CONNECT_TIMEOUT_MS: Final = 1_000
+HANDSHAKE_TIMEOUT_MS: Final = 2_000
+
+# Counts.
+KEYS_PER_BATCH_MAX: Final = 65_536
+STORE_COUNT_MAX: Final = 65_535  # a store id is a u16, 0 is never given
+REPLICAS_MAX: Final = 8
+DEPTH_MAX: Final = 65_535
+PROCESSING_MAX: Final = 1_000_000  # puts under way at one master
+CONNECTIONS_MAX: Final = 4_096  # at one master or store
+KEY_BYTES_MAX: Final = 1_024  # UTF-8 of one key
+
+# Sizes, in bytes.
+OBJECT_BYTES_MAX: Final = GIB
+CHUNK_BYTES: Final = 128 * KIB  # one digest of the trailer covers this much payload
+PART_CHUNK_BYTES: Final = 4 * KIB  # … of an object that several ranks write; parts are aligned to it
+ALIGN_BYTES: Final = 64  # every object starts on a cache line
+BODY_BYTES_MAX: Final = 8 * MIB  # of one frame
+COPY_BYTES_MAX: Final = MIB  # one memcpy holds the GIL: look at the deadline after this much
+
+assert LEASE_MARGIN_MS < LEASE_TTL_MS < STORE_TTL_MS < PUT_TTL_MS, "a reader's lease ends before its store is given up"
+assert BEAT_INTERVAL_MS * 4 <= STORE_TTL_MS, "one lost beat is no death"
+assert KEYS_PER_BATCH_MAX * 72 <= BODY_BYTES_MAX, "the largest batch fits a frame"
+assert CHUNK_BYTES % PART_CHUNK_BYTES == 0

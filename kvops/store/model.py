@@ -1,0 +1,175 @@
+"""The words of the pool: outcomes, options, locations, and what master and clients know of its stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntFlag, StrEnum
+from typing import Final, NewType
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+StoreId = NewType("StoreId", int)
+"""A mount of one store node at one master: a restarted node gets a new one. 1 to 65,535."""
+
+Generation = NewType("Generation", int)
+"""An allocation's age, unique in a group for ever: master term in the high 24 bits, sequence in the low 40."""
+
+GENERATION_SEQUENCE_BITS: Final = 40
+DIGEST_BYTES: Final = 16
+
+LOCATION: Final = np.dtype(
+    [
+        ("generation", "<u8"),
+        ("offset", "<u8"),  # of the object's header, from the start of the segment, in bytes
+        ("size", "<u4"),  # of the payload, in bytes
+        ("store", "<u2"),  # 0: no such object
+        ("flags", "<u2"),  # ObjectFlag
+    ]
+)
+"""Where one replica lies: 24 bytes, the same in the index and on the wire."""
+assert LOCATION.itemsize == 24
+
+Locations = NDArray[np.void]
+"""Rows of ``LOCATION``."""
+Slots = NDArray[np.int64]
+"""Positions in the master's per-object arrays; 0 is "absent"."""
+Digests = NDArray[np.uint64]
+"""Key digests, shape ``[keys, 2]``: xxh3_128 of namespace and key, as two little-endian words."""
+
+
+class ObjectFlag(IntFlag):
+    """What a location says beside where."""
+
+    SOFT_PIN = 1  # evicted last
+    HARD_PIN = 2  # never evicted
+    HAS_TTL = 4  # the master keeps an expiry for it
+    REPLICATED = 8  # further replicas follow the rows of a lookup's reply
+
+
+class Reason(StrEnum):
+    """Why a key's outcome is what it is."""
+
+    HIT = "HIT"
+    STORED = "STORED"
+    EXISTS = "EXISTS"
+    MISS = "MISS"
+    TIMEOUT = "TIMEOUT"
+    STORE_DOWN = "STORE_DOWN"
+    MASTER_DOWN = "MASTER_DOWN"
+    BREAKER_OPEN = "BREAKER_OPEN"
+    CORRUPT = "CORRUPT"
+    STALE = "STALE"
+    NO_SPACE = "NO_SPACE"
+    REFUSED = "REFUSED"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one key in one call."""
+
+    ok: bool
+    reason: Reason
+    size_bytes: int = 0
+    store: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutOptions:
+    """How an object is to be kept."""
+
+    replicas: int = 1
+    soft_pin: bool = False
+    hard_pin: bool = False
+    ttl_ms: int = 0  # 0: until evicted
+    tenant: int = 0
+
+
+class PlacementPolicy(StrEnum):
+    """How the master chooses stores for a put."""
+
+    LOCAL_FIRST = "local-first"
+    RANDOM = "random"
+
+
+class StoreState(StrEnum):
+    """A mounted store's life at the master."""
+
+    ANNOUNCING = "announcing"  # its slot table is still being read: serves, allocates nothing
+    READY = "ready"
+    SUSPECTED = "suspected"  # silent or reported: hidden from lookups until it beats again
+    DRAINING = "draining"  # hidden; its metadata is being swept
+    GONE = "gone"
+
+
+class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients need to reach a store, and operators to know it."""
+
+    id: int
+    name: str
+    host: str  # logical: placement and failure domains go by it
+    numa_node: int
+    incarnation: int  # u64, new at every start of the process
+    boot_id: str  # of the machine: decides whether its memory can be mapped
+    pid: int
+    address: str  # host:port of the tcp transport
+    unix_path: str  # "" when it has none
+    http_address: str
+    state: StoreState
+    capacity_bytes: int
+    populated_bytes: int
+    used_bytes: int
+    objects: int
+    transports: list[str]
+
+
+class ClientInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A client connected to the master."""
+
+    name: str
+    host: str
+    pid: int
+    connections: int
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """The stores a client may meet in locations; the epoch grows with every change."""
+
+    epoch: int
+    term: int
+    stores: list[StoreInfo]
+
+
+class MasterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``kvops status`` asks a master for."""
+
+    group: str
+    name: str
+    host: str
+    pid: int
+    address: str
+    role: str
+    term: int
+    uptime_s: float
+    placement: PlacementPolicy
+    objects: int
+    processing: int
+    capacity_bytes: int
+    used_bytes: int
+    evicted_total: int
+    lookups_total: int
+    hits_total: int
+    breaker_open: bool
+    stores: list[StoreInfo]
+    clients: list[ClientInfo]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One change worth a line in ``kvops events``."""
+
+    time: str  # RFC 3339, UTC
+    event: str  # noun.past_verb
+    subject: str
+    actor: str
+    detail: dict[str, str | int | float | bool]

@@ -1,0 +1,1 @@
+"""The transfer engine: one transport a file, behind one Protocol."""
