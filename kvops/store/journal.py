@@ -292,8 +292,9 @@ def recover_state(directory: Path) -> Recovery:
         ParseError: As ``recover``, or a batch's body is not what its kind says.
         ConfigError: A file cannot be read.
     """
-    complete: list[Rows] = []
-    gone: list[Rows] = []
+    # Bodies, joined at the end: numpy joins structured arrays field by field, 20 times slower.
+    complete: list[bytes] = []
+    gone: list[bytes] = []
     stores: dict[int, StoreInfo] = {}
     notes: list[dict[str, Any]] = []
     next_sequence, whole = 0, True
@@ -301,9 +302,9 @@ def recover_state(directory: Path) -> Recovery:
         next_sequence = batch.sequence + 1
         try:
             if batch.kind == Kind.COMPLETE:
-                complete.append(batch.rows())
+                complete.append(_whole_rows(batch))
             elif batch.kind == Kind.GONE:
-                gone.append(batch.rows())
+                gone.append(_whole_rows(batch))
             elif batch.kind == Kind.STORE:
                 store = batch.store()
                 stores[store.id] = store
@@ -322,15 +323,15 @@ def recover_state(directory: Path) -> Recovery:
                 f"batch {batch.sequence} (kind {batch.kind}) in {directory} cannot be read: {error}",
                 fix="read it with the version of kvops that wrote it, or set it aside",
             ) from None
-    rows = np.concatenate([np.empty(0, COMPLETE_ROW), *complete])
-    lost = np.concatenate([np.empty(0, GONE_ROW), *gone])
+    rows = np.frombuffer(b"".join(complete), COMPLETE_ROW)
+    lost = np.frombuffer(b"".join(gone), GONE_ROW)
     del complete, gone
     highest = [
         int(array.max()) for array in (rows["location"]["generation"], lost["generation"]) if len(array)
     ]
     mounted = {id: store for id, store in stores.items() if store.state != "gone"}
     rows = live_rows(rows, lost)
-    rows = rows[np.isin(rows["location"]["store"], np.fromiter(mounted, np.uint16, len(mounted)))]
+    rows = _pick(rows, np.isin(rows["location"]["store"], np.fromiter(mounted, np.uint16, len(mounted))))
     return Recovery(rows, mounted, notes, next_sequence, max(highest, default=0), whole)
 
 
@@ -366,7 +367,19 @@ def live_rows(complete: Rows, gone: Rows) -> Rows:
         generation = np.ascontiguousarray(complete["location"]["generation"])
         at = np.minimum(np.searchsorted(dead, generation), len(dead) - 1)
         keep &= dead[at] != generation
-    return complete[keep]
+    return _pick(complete, keep)
+
+
+def _whole_rows(batch: Batch) -> bytes:
+    if len(batch.body) != batch.count * ROWS[batch.kind].itemsize:
+        raise ValueError(f"{len(batch.body)} bytes are not {batch.count} rows")
+    return batch.body
+
+
+def _pick(rows: Rows, keep: NDArray[np.bool_]) -> Rows:
+    # As plain bytes: a structured row is copied field by field.
+    plain = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.itemsize)))
+    return plain[keep].view(rows.dtype)
 
 
 def _newest(rows: Rows) -> NDArray[np.bool_]:
