@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvops.errors import ConfigError
-from kvops.log import LogWriter, _render, configure
+from kvops.log import LogWriter, _render, configure, log
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +22,7 @@ def untouched_logging() -> Iterator[None]:
     """Each test leaves logging as it found it."""
     root = logging.getLogger()
     handlers = root.handlers[:]
+    structlog.reset_defaults()
     yield
     root.handlers[:] = handlers
     structlog.reset_defaults()
@@ -34,7 +35,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_a_line_says_when_what_and_who(tmp_path: Path) -> None:
     """Each line is one JSON object with time, level, event, host and role, then what varies."""
     with configure(role="store", host="host-1", path=tmp_path / "log"):
-        structlog.get_logger().warning("replica.lost", replicas_left=1, segment="s/0")
+        log.warning("replica.lost", replicas_left=1, segment="s/0")
 
     [line] = lines(tmp_path / "log")
     assert list(line) == ["time", "level", "event", "host", "role", "replicas_left", "segment"]
@@ -45,7 +46,7 @@ def test_a_line_says_when_what_and_who(tmp_path: Path) -> None:
 def test_threads_know_host_and_role_too(tmp_path: Path) -> None:
     """A line from another thread names host and role like any other."""
     with configure(role="store", host="host-1", path=tmp_path / "log"):
-        thread = threading.Thread(target=lambda: structlog.get_logger().info("segment.populated"))
+        thread = threading.Thread(target=lambda: log.info("segment.populated"))
         thread.start()
         thread.join()
 
@@ -55,8 +56,8 @@ def test_threads_know_host_and_role_too(tmp_path: Path) -> None:
 def test_levels_and_stderr(capfd: pytest.CaptureFixture[str]) -> None:
     """Without a file lines go to stderr, never to stdout; those below the level do not go at all."""
     with configure(role="master", host="h", level="warning"):
-        structlog.get_logger().info("beat.sent")
-        structlog.get_logger().error("beat.lost")
+        log.info("beat.sent")
+        log.error("beat.lost")
 
     out, err = capfd.readouterr()
     assert out == ""
@@ -66,9 +67,7 @@ def test_levels_and_stderr(capfd: pytest.CaptureFixture[str]) -> None:
 def test_no_secret_and_no_payload_gets_out(tmp_path: Path) -> None:
     """Whoever passes a secret or bytes to a log call finds neither in the file."""
     with configure(role="master", host="h", path=tmp_path / "log"):
-        structlog.get_logger().info(
-            "peer.joined", secret="hunter2", data=b"hunter2", view=memoryview(b"hunter2")
-        )
+        log.info("peer.joined", secret="hunter2", data=b"hunter2", view=memoryview(b"hunter2"))
 
     assert "hunter2" not in (tmp_path / "log").read_text()
     assert lines(tmp_path / "log")[0]["data"] == "[7 bytes]"
@@ -80,7 +79,7 @@ def test_exceptions_and_libraries_are_lines_too(tmp_path: Path) -> None:
         try:
             raise ValueError("boom")
         except ValueError:
-            structlog.get_logger().exception("step.failed")
+            log.error("step.failed", exc_info=True)
         logging.getLogger("asyncio").warning("slow %s", "callback")
         logging.getLogger("asyncio").info("not this")
 
@@ -115,6 +114,24 @@ def test_any_values_make_a_line(values: dict[str, Any]) -> None:
 
     assert json.loads(line)["event"] in ("thing.happened", "'thing.happened'")
     assert line.count(b"\n") == 1
+
+
+def test_in_a_foreign_process(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """In an engine that imports us and configured nothing, nothing of ours goes to its stdout."""
+    log.warning("breaker.opened", store="store-2", secret="hunter2")
+
+    assert capfd.readouterr().out == ""
+    [record] = caplog.records
+    assert record.name == "kvops"
+    assert record.getMessage() == 'breaker.opened {"store":"store-2","secret":"[hidden]"}'
+
+
+def test_events_can_be_captured() -> None:
+    """A test that takes a log line for a contract sees it by structlog's own means."""
+    with structlog.testing.capture_logs() as captured:
+        log.info("store.joined", store="store-1")
+
+    assert captured == [{"event": "store.joined", "log_level": "info", "store": "store-1"}]
 
 
 def test_rotated_away(tmp_path: Path) -> None:
