@@ -194,8 +194,8 @@ class Log:
     """
     What our modules log through.
 
-    In a process of others, such as an engine that imports our client, where nobody configured structlog, lines go
-    to the standard library's logger ``kvops``: structlog's own default would print to stdout there.
+    In a process of others, such as an engine that imports our client, where nobody configured structlog, lines
+    go to the standard library's logger ``kvops``: structlog's own default would print to stdout there.
     """
 
     def debug(self, event: str, **values: object) -> None:
