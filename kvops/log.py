@@ -194,7 +194,7 @@ class Log:
     """
     What our modules log through.
 
-    In a process of others, such as an engine that imports our client, where nobody configured structlog, lines
+    In a process of others, such as an engine that imports our client, where nobody set up structlog, lines
     go to the standard library's logger ``kvops``: structlog's own default would print to stdout there.
     """
 
