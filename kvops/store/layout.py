@@ -254,13 +254,17 @@ def copy_verified(
     assert len(target) == len(source), "a copy has the length of its source"
     assert target.itemsize == source.itemsize == 1, "lengths are in bytes"
     wanted = _wanted(source, trailer, chunk, first_chunk)
-    size = len(source)
-    step = max(chunk, CHUNK_BYTES)  # small chunks are copied together: a slice costs as much as 2 KiB of copy
     digests: list[bytes] = []
-    for at in range(0, size, step):
-        end = min(at + step, size)
-        target[at:end] = source[at:end]
-        digests += [xxh3_64_digest(target[piece : min(piece + chunk, end)]) for piece in range(at, end, chunk)]
+    if chunk >= CHUNK_BYTES:
+        for at in range(0, len(source), chunk):
+            piece = target[at : at + chunk]
+            piece[:] = source[at : at + chunk]
+            digests.append(xxh3_64_digest(piece))
+    else:  # small chunks are copied together: a slice costs as much as 2 KiB of copy
+        for at in range(0, len(source), CHUNK_BYTES):
+            piece = target[at : at + CHUNK_BYTES]
+            piece[:] = source[at : at + CHUNK_BYTES]
+            digests += [xxh3_64_digest(piece[small : small + chunk]) for small in range(0, len(piece), chunk)]
     if b"".join(digests) == wanted:
         return -1
     return first_chunk + _first_difference(digests, wanted)

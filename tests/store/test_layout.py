@@ -180,7 +180,7 @@ def test_a_changed_byte_is_found_in_its_chunk(payload: bytes, data: st.DataObjec
 
 @given(payloads, st.data())
 def test_any_range_can_be_verified(payload: bytes, data: st.DataObject) -> None:
-    """A reader of a range reads whole chunks around it; a changed byte is found in its chunk of the object."""
+    """A range is read as whole chunks; a changed byte is found in its chunk of the object."""
     _, trailer = sealed(payload)
     offset = data.draw(st.integers(0, len(payload)))
     length = data.draw(st.integers(0, len(payload) - offset))
