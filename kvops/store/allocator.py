@@ -1,18 +1,19 @@
 """
 Which bytes of one segment are free.
 
-Binned offset allocation: a free block is known by its start, its end and its size class; an allocated one is
-not known at all, its owner hands offset and size back. Allocating takes a block from the smallest class that
-certainly fits, splits it and puts the rest back; freeing joins the block with free neighbours. Each is a fixed
-number of dictionary operations.
+Binned offset allocation: a free block is known by its start, its end and its size class; an allocated one
+is not known at all, its owner hands offset and size back. Allocating takes a block from the smallest
+class that certainly fits, splits it and puts the rest back; freeing joins the block with free neighbours.
+Each is a fixed number of dictionary operations.
 
 Two things differ from the textbook:
 
-- A class starts at every size that was ever asked for, up to a bound. With fixed classes a freed block of 65,664
-  bytes lies below the class that a request for 65,664 bytes searches: a pool of equal pages could not reuse its
-  own holes.
-- Every table is cut by region of the segment. A table of a million entries resizes in one pause of tens of
-  milliseconds, one of a region's in a fraction of one; and taking the lowest region first keeps holes together.
+- A class starts at every size that was ever asked for, up to a bound. With fixed classes a freed block of
+  65,664 bytes lies below the class that a request for 65,664 bytes searches: a pool of equal pages could
+  not reuse its own holes.
+- Every table is cut by region of the segment. A table of a million entries resizes in one pause of tens
+  of milliseconds, one of a region's in a fraction of one; and taking the lowest region first keeps holes
+  together.
 """
 
 from __future__ import annotations
@@ -280,7 +281,8 @@ class Allocator:
     def _allocate_below(self, index: int, size: int) -> int | None:
         """Look for a block that happens to fit in the class below the one that certainly would."""
         left = FALLBACK_COUNT_MAX
-        # A block from before a class was added may lie lower, but never below its fixed class, an eighth wide.
+        # A block from before a class was added may lie lower, but never below its fixed class, an eighth
+        # wide.
         while index >= 0 and left and self._bounds[index] * 8 >= size * 7:
             for offset in islice(chain.from_iterable(self._classes[index].blocks.values()), left):
                 left -= 1
