@@ -246,7 +246,7 @@ class SlotMachine(RuleBasedStateMachine):
 
 
 TestSlotMachine = SlotMachine.TestCase
-TestSlotMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestSlotMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 
 
 def test_golden_row() -> None:
