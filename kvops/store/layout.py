@@ -28,8 +28,10 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from kvops.errors import ParseError
@@ -131,17 +133,20 @@ def _possible(size: int, chunk: int) -> bool:
     )
 
 
-def chunk_count(size: int, chunk: int) -> int:
+Count = TypeVar("Count", int, NDArray[np.int64])
+
+
+def chunk_count(size: Count, chunk: Count) -> Count:
     """Chunks that ``size`` bytes of payload make; the last may be short."""
     return -(-size // chunk)
 
 
-def trailer_bytes(size: int, chunk: int) -> int:
+def trailer_bytes(size: Count, chunk: Count) -> Count:
     """Bytes of the trailer behind ``size`` bytes of payload."""
     return chunk_count(size, chunk) * CHUNK_DIGEST_BYTES
 
 
-def footprint_bytes(size: int, chunk: int) -> int:
+def footprint_bytes(size: Count, chunk: Count) -> Count:
     """Bytes an object takes in a segment: header, payload, trailer and padding, a multiple of 64."""
     return (HEADER_BYTES + size + trailer_bytes(size, chunk) + ALIGN_BYTES - 1) & -ALIGN_BYTES
 

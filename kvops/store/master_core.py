@@ -734,9 +734,8 @@ class MasterCore:
             self._announced(store, now_ms=now_ms)
             return b""
         footprints = footprint_bytes(rows["size"].astype(np.int64), chunks_of(rows["flags"]))
-        offsets = rows["offset"].tolist()
-        free = [store.allocator.reserve(*place) for place in zip(offsets, footprints.tolist(), strict=True)]
-        forget = rows[~np.array(free)]  # beyond what is populated, or twice the same memory
+        free = store.allocator.reserve_batch(rows["offset"], footprints)
+        forget = rows[~free]  # beyond what is populated, or twice the same memory
         rows = rows[free]
         digests = np.ascontiguousarray(rows["digest"])
         known = self.index.find(digests)

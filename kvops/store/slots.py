@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from kvops.store.layout import (
     CHUNK_BYTES_MAX,
     CHUNK_DIGEST_BYTES,
@@ -33,21 +31,9 @@ from kvops.store.layout import (
     trailer_digest,
 )
 from kvops.store.limits import ALIGN_BYTES, DEPTH_MAX, KEY_BYTES_MAX, OBJECT_BYTES_MAX, PART_CHUNK_BYTES
+from kvops.store.messages import SLOT_ROW
 from kvops.store.model import DIGEST_BYTES
 
-SLOT_ROW: Final = np.dtype(
-    [
-        ("digest", "<u8", (2,)),  # what the master's index knows the key by
-        ("generation", "<u8"),
-        ("offset", "<u8"),
-        ("size", "<u4"),
-        ("chunk", "<u4"),
-        ("depth", "<u2"),
-        ("tenant", "<u2"),
-        ("flags", "<u4"),
-    ]
-)
-"""A complete slot as it is announced to the master: 48 bytes."""
 SLOT_ROW_BYTES: Final = 48
 _ROW: Final = struct.Struct("<16sQQIIHHI")
 _ROW_GENERATION: Final = struct.Struct("<Q")  # at 16
