@@ -734,7 +734,7 @@ class MasterCore:
             self._announced(store, now_ms=now_ms)
             return b""
         footprints = footprint_bytes(rows["size"].astype(np.int64), chunks_of(rows["flags"]))
-        free = store.allocator.reserve_batch(rows["offset"], footprints)
+        free = store.allocator.reserve_batch(rows["offset"], footprints.astype(np.uint64))
         forget = rows[~free]  # beyond what is populated, or twice the same memory
         rows = rows[free]
         digests = np.ascontiguousarray(rows["digest"])
