@@ -22,7 +22,7 @@ collector never scans. Whenever an entry of a chained bucket falls free, its cha
 holds what the bucket has room for, and nothing needs draining.
 
 *Growth.* Linear hashing, in bursts. Above three objects a bucket, bucket ``i`` of ``low`` is split into
-``i`` and ``low + i``, four buckets for every key inserted, until their number has doubled. All memory is
+``i`` and ``low + i``, two buckets for every key inserted, until their number has doubled. All memory is
 reserved at the start as address space and becomes real page by page where it is first written: nothing is
 copied, and no call is long.
 
@@ -54,12 +54,13 @@ _NO_SLOT: Final = 8  # … always 0: what a row without a matching tag finds
 _SLOTS: Final = 9  # … where its slots begin
 BUCKETS_MIN: Final = 1_024
 FILL_MAX: Final = (
-    3  # objects a bucket that start a doubling: 0.8 % of keys are in chains at its end, 0.01 % after
+    3  # objects a bucket that start a doubling: 1 % of keys are in chains at its end, 0.01 % after
 )
-SPLITS_PER_KEY: Final = 4  # a doubling ends after a quarter more bucketfuls: the fill stays below 3.25
-SPLITS_MIN: Final = 64  # splitting costs 40 µs whatever the number: small debts are saved up
+SPLITS_PER_KEY: Final = 2  # … once a doubling is under way, so that the fill stays below 3.5
+SPLITS_MIN: Final = 64  # a few cost as much as so many: small debts are saved up
+SPLITS_MAX: Final = 1_024  # in one call: 0.1 to 0.5 ms
 BATCH_MAX: Final = 1_024  # keys a step: scratch memory stays in the cache, and only so many sizes of it exist
-SCALAR_MAX: Final = 6  # up to here a loop beats the fixed cost of the numpy calls
+SCALAR_MAX: Final = 4  # up to here a loop beats the fixed cost of the numpy calls
 OBJECTS_MAX: Final = 1 << 30
 
 LOCATION_BYTES: Final = LOCATION.itemsize
@@ -115,6 +116,7 @@ class _Scratch:
         self.rows = memory.rows[:count]
         self.rows_flat = self.rows.reshape(-1)
         self.row_tags = self.rows[:, :_ENTRIES]
+        self.row_slots = self.rows[:, _SLOTS:]
         self.row_chained = self.rows[:, _CHAINED]
         self.equal = memory.equal[:count, :_ENTRIES]  # the eighth byte stays 0
         self.equal_u64 = memory.equal[:count].view(np.uint64).reshape(count)
@@ -233,29 +235,27 @@ class ObjectIndex:
         assert count * DIGEST_BYTES == len(digests), "whole digests"
         self.lookups_total += count
         if count <= SCALAR_MAX:
-            return self._lookup_scalar(bytes(digests), now_ms32)
+            if count == 1:
+                return self._lookup_one(digests, now_ms32)
+            ends = range(DIGEST_BYTES, len(digests) + 1, DIGEST_BYTES)
+            return b"".join([self._lookup_one(digests[end - DIGEST_BYTES : end], now_ms32) for end in ends])
         if count > BATCH_MAX:
             step = BATCH_MAX * DIGEST_BYTES
             parts = (digests[at : at + step] for at in range(0, len(digests), step))
             return b"".join(self._lookup_batch(part, now_ms32) for part in parts)
         return self._lookup_batch(digests, now_ms32)
 
-    def _lookup_scalar(self, digests: bytes, now_ms32: int) -> bytes:
-        rows = []
-        hits = 0
-        for at in range(0, len(digests), DIGEST_BYTES):
-            slot = self.find_one(digests[at : at + DIGEST_BYTES])
-            if slot:
-                start = slot * _RECORD_BYTES + 8
-                row = self._record_bytes[start : start + LOCATION_BYTES]
-                if not self._hidden_count or not self._hidden[_LOCATION_STORE.unpack(row)[0]]:
-                    self._touched_words[slot] = now_ms32
-                    rows.append(row)
-                    hits += 1
-                    continue
-            rows.append(_MISS)
-        self.hits_total += hits
-        return rows[0] if len(rows) == 1 else b"".join(rows)
+    def _lookup_one(self, digest: bytes | memoryview, now_ms32: int) -> bytes:
+        slot = self.find_one(digest)
+        if not slot:
+            return _MISS
+        start = slot * _RECORD_BYTES + 8
+        row = self._record_bytes[start : start + LOCATION_BYTES]
+        if self._hidden_count and self._hidden[_LOCATION_STORE.unpack(row)[0]]:
+            return _MISS
+        self._touched_words[slot] = now_ms32
+        self.hits_total += 1
+        return row
 
     def _lookup_batch(self, digests: bytes | memoryview, now_ms32: int) -> bytes:
         work = self._find_batch(digests)
@@ -286,7 +286,7 @@ class ObjectIndex:
             found[at : at + BATCH_MAX] = work.slot
         return found
 
-    def find_one(self, digest: bytes) -> int:
+    def find_one(self, digest: bytes | memoryview) -> int:
         """One key's slot, 0 where absent, without numpy's fixed cost a call."""
         lo, hi = _WORDS.unpack(digest)
         bucket = lo & self._mask
@@ -318,8 +318,8 @@ class ObjectIndex:
         self._hidden_count += int(hidden) - int(self._hidden[store])
         self._hidden[store] = hidden
 
-    def _find_batch(self, digests: bytes | memoryview) -> _Scratch:
-        """Slot and record a key, zeros for a miss, and the number of misses; valid until the next call."""
+    def _match_batch(self, digests: bytes | memoryview) -> _Scratch:
+        """Each key's bucket, and which of its tags are the key's; valid until the next call."""
         count = len(digests) // DIGEST_BYTES
         work = self._scratch.get(count)
         if work is None:
@@ -332,6 +332,11 @@ class ObjectIndex:
         # Every index is in range by construction; "clip" only spares numpy a second buffer.
         self._table.take(work.bucket, 0, work.rows, "clip")
         np.equal(work.row_tags, work.tag_column, work.equal)
+        return work
+
+    def _find_batch(self, digests: bytes | memoryview) -> _Scratch:
+        """Slot and record a key, zeros for a miss, and the number of misses; valid until the next call."""
+        work = self._match_batch(digests)
         np.multiply(work.equal_u64, _POSITION_MUL, work.position_u64)
         np.right_shift(work.position_u64, _POSITION_SHIFT, work.position_u64)
         np.add(work.position, work.row_start, work.position)
@@ -396,6 +401,7 @@ class ObjectIndex:
                 fix="raise objects_max and restart the master, or lower eviction_high_watermark",
             )
         slots = self._slots_take(count)
+        digests = np.ascontiguousarray(digests, dtype=np.uint64)
         self._lo[slots] = digests[:, 0]
         self._records[slots, 0] = digests[:, 1]
         self.location[slots] = locations
@@ -417,7 +423,7 @@ class ObjectIndex:
         count = len(slots)
         if not count:
             return
-        assert (self.location["store"][slots] != 0).all(), "a slot that is not in use"
+        assert np.count_nonzero(slots) == count, "slot 0 is nobody's"
         order = np.arange(count, dtype=np.uint32)
         self.touched_ms[slots] = order
         assert (self.touched_ms[slots] == order).all(), "a slot twice"
@@ -439,7 +445,7 @@ class ObjectIndex:
         else:
             assert in_table.all(), "a slot in use has an entry"
 
-        self.location[slots] = np.zeros((), dtype=LOCATION)
+        self._records[slots] = 0
         self._free[self._free_count : self._free_count + count] = slots
         self._free_count += count
         self._free_count_max = max(self._free_count_max, self._free_count)
@@ -522,24 +528,26 @@ class ObjectIndex:
 
     def _place_batch(self, slots: Slots, digests: Digests) -> None:
         """Enter slots into free entries of their buckets, where that is simple; the others one by one."""
-        lo = digests[:, 0]
-        bucket = self._bucket_of(lo)
-        tag = (lo >> np.uint64(32)).astype(np.uint32)
-        rows = self._table[bucket]
-        free = rows[:, _SLOTS:] == 0
-        simple = free.any(axis=1)
-        simple &= tag != 0
-        simple &= ~(rows[:, :_ENTRIES] == tag[:, None]).any(axis=1)
-        at = bucket * _BUCKET_WORDS + free.argmax(axis=1)
+        work = self._match_batch(digests.reshape(-1).view(np.uint8).data)
+        tags = work.tag_column[:, 0]
+        simple = work.equal_u64 == 0
+        simple &= tags != 0
+        np.equal(work.row_slots, 0, work.equal)
+        free = work.equal_u64
+        free &= np.negative(free)  # only the first of each row
+        np.multiply(free, _POSITION_MUL, work.position_u64)
+        np.right_shift(work.position_u64, _POSITION_SHIFT, work.position_u64)
+        simple &= work.position != 0
+        at = work.bucket * _BUCKET_WORDS + work.position - 1
+        entered = slots
+        others = []
         if not simple.all():
-            at, tag, entered = at[simple], tag[simple], slots[simple]
-        else:
-            entered = slots
-        self._table_flat[at] = tag
+            at, tags, entered = at[simple], tags[simple], slots[simple]
+            others = slots[~simple].tolist()
+        self._table_flat[at] = tags
         self._table_flat[at + _SLOTS] = entered
-        # Keys of one bucket chose the same entry, and the last of them has it.
-        lost = self._table_flat[at + _SLOTS] != entered
-        for slot in slots[~simple].tolist() + entered[lost].tolist():
+        lost = self._table_flat[at + _SLOTS] != entered  # keys of one bucket chose one entry: the last has it
+        for slot in others + entered[lost].tolist():
             self._place(slot)
 
     # Growing.
@@ -556,8 +564,9 @@ class ObjectIndex:
             return
         self._split_debt += keys * SPLITS_PER_KEY
         if self._split_debt >= SPLITS_MIN:
-            self._split(self._split_debt)
-            self._split_debt = 0
+            count = min(self._split_debt, SPLITS_MAX)
+            self._split_debt -= count
+            self._split(count)
 
     def _split(self, count: int) -> None:
         """Split the next buckets: entries with the next bit of ``lo`` set move to the new one."""
@@ -575,6 +584,7 @@ class ObjectIndex:
         self._buckets = low + last
         if last == low:
             self._low = self._buckets
+            self._split_debt = 0
         self._set_mask()
         if self._chain_first:
             for bucket in (old[:, _CHAINED].nonzero()[0] + first).tolist():
