@@ -209,8 +209,8 @@ class ObjectIndex:
         self._chain_first: dict[int, int] = {}  # bucket → first slot of its chain
         self._chain_next: dict[int, int] = {}  # slot → next slot of the same chain
 
-        self._hidden: NDArray[np.bool_] = np.zeros(STORE_COUNT_MAX + 1, dtype=np.bool_)
-        self._hidden_count = 0
+        self.hidden: NDArray[np.bool_] = np.zeros(STORE_COUNT_MAX + 1, dtype=np.bool_)
+        self.hidden_count = 0
 
         self._scratch_memory = _ScratchMemory(BATCH_MAX)
         self._scratch: dict[int, _Scratch] = {}
@@ -251,7 +251,7 @@ class ObjectIndex:
             return _MISS
         start = slot * _RECORD_BYTES + 8
         row = self._record_bytes[start : start + LOCATION_BYTES]
-        if self._hidden_count and self._hidden[_LOCATION_STORE.unpack(row)[0]]:
+        if self.hidden_count and self.hidden[_LOCATION_STORE.unpack(row)[0]]:
             return _MISS
         self._touched_words[slot] = now_ms32
         self.hits_total += 1
@@ -259,7 +259,7 @@ class ObjectIndex:
 
     def _lookup_batch(self, digests: bytes | memoryview, now_ms32: int) -> bytes:
         work = self._find_batch(digests)
-        if self._hidden_count:
+        if self.hidden_count:
             self._hide(work)
         self.touched_ms[work.slot] = now_ms32  # slot 0's is never read
         self.hits_total += len(work.slot) - work.miss_count
@@ -271,7 +271,7 @@ class ObjectIndex:
         step = BATCH_MAX * DIGEST_BYTES
         for at in range(0, len(digests), step):
             work = self._find_batch(digests[at : at + step])
-            if self._hidden_count:
+            if self.hidden_count:
                 self._hide(work)
             parts.append((work.slot != 0).tobytes())
         return b"".join(parts)
@@ -315,8 +315,8 @@ class ObjectIndex:
 
     def set_hidden(self, store: int, hidden: bool) -> None:
         """Let lookups miss (or find again) every object of a store, at once; ``find`` goes on seeing them."""
-        self._hidden_count += int(hidden) - int(self._hidden[store])
-        self._hidden[store] = hidden
+        self.hidden_count += int(hidden) - int(self.hidden[store])
+        self.hidden[store] = hidden
 
     def _match_batch(self, digests: bytes | memoryview) -> _Scratch:
         """Each key's bucket, and which of its tags are the key's; valid until the next call."""
@@ -362,7 +362,7 @@ class ObjectIndex:
 
     def _hide(self, work: _Scratch) -> None:
         """Turn what lies on hidden stores into misses."""
-        hidden = self._hidden[work.record_stores]
+        hidden = self.hidden[work.record_stores]
         count = int(np.count_nonzero(hidden))
         if count:
             np.putmask(work.slot, hidden, 0)
