@@ -2,8 +2,8 @@
 Which objects leave when the pool is full: the least recently used of the whole pool, to within two percent.
 
 Recency is compared over the whole pool: the least recently used of small shards loses a third of the hits.
-Exact order over millions of objects would cost more than it gains. So a *threshold sweep*: a sample says which
-rank the oldest two percent of the pool have in common, and a hand walks once over all slots, window by
+Exact order over millions of objects would cost more than it gains. So a *threshold sweep*: a sample says
+which rank the oldest two percent of the pool have in common, and a hand walks once over all slots, window by
 window, and picks what reaches it. Then nothing that old is left, and the next sample is taken.
 
     rank = how long ago it was touched, then depth in its prefix chain: of one request the deepest go first
@@ -91,15 +91,17 @@ class Evictor:
         slots, ranks = _NONE, _NO_RANKS
         budget = self._step_slots
         while budget > 0 and len(slots) < count_max and not self.exhausted:
-            if self._round_left:
-                window = min(self._window_slots, budget)
-                more, more_ranks = self._look(now_ms32, count_max - len(slots), window)
-                slots, ranks = np.concatenate([slots, more]), np.concatenate([ranks, more_ranks])
-                budget -= window
-                if not self._round_left and len(slots):
+            if not self._round_left:
+                if len(slots):
                     break  # the next round would meet them again
-            else:
                 budget -= self._take_sample(now_ms32, count_max, budget)
+                continue
+            window = min(self._window_slots, budget)
+            budget -= window
+            more, more_ranks = self._look(now_ms32, count_max - len(slots), window)
+            if len(slots):
+                more, more_ranks = np.concatenate([slots, more]), np.concatenate([ranks, more_ranks])
+            slots, ranks = more, more_ranks
         return slots[np.argsort(ranks)[::-1]]
 
     def _look(self, now_ms32: int, count_max: int, window: int) -> tuple[Slots, NDArray[np.uint64]]:
