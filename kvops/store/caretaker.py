@@ -112,9 +112,10 @@ class Caretaker:
         mapped = {}
         for channel in self._stores():
             link = channel.mapping_link
-            if link is not None:
-                mapped[link.fileno()] = channel
-                poll.register(link, select.POLLIN)
+            fd = link.fileno() if link is not None else -1
+            if fd >= 0:  # another thread may close it at any time; poll then says so at once
+                mapped[fd] = channel
+                poll.register(fd, select.POLLIN)
         timeout_s = GROUP_POLL_S if self._group_open else self._until_probe_s()
         for fd, _ in poll.poll(timeout_s * 1_000 + 0.999):
             if fd in mapped:

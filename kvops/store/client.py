@@ -453,11 +453,11 @@ class Pool:
             Unreachable: The master did not answer in time.
         """
         deadline = self._begin(deadline_ms)
-        try:
-            answer = self._ask(Kind.LOOKUP, self._digests(keys), deadline)
-        except Trouble as trouble:
-            raise Unreachable(f"the master did not answer: {trouble.reason}", fix="kvops status") from trouble
-        return np.frombuffer(answer, LOCATION, len(keys), m.LOOKUP_HEAD.size)
+        parts = []
+        for frame in _frames(self._digests(keys), KEYS_PER_FRAME_MAX * DIGEST_BYTES):
+            answer = self._ask_or_raise(Kind.LOOKUP, frame, deadline)
+            parts.append(np.frombuffer(answer, LOCATION, len(frame) // DIGEST_BYTES, m.LOOKUP_HEAD.size))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def touch(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> None:
         """Say that keys were used although the pool was not asked: hits in the engine's own memory."""
