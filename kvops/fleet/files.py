@@ -1,4 +1,4 @@
-"""Small files we keep: YAML decoded into typed structs, replaced in one step, readable by their owner alone."""
+"""Small files we keep: YAML decoded into typed structs, replaced in one step, private to their owner."""
 
 from __future__ import annotations
 
