@@ -87,7 +87,7 @@ Command = Callable[[str, Path], Sequence[str]]
 
 def serve_command(role: str, config_file: Path) -> list[str]:
     """Run the role by this interpreter; ``-P`` keeps the working directory out of the import path."""
-    return [sys.executable, "-P", "-m", "kvops.cli.main", "serve", role, "--config", str(config_file)]
+    return [sys.executable, "-P", "-m", "kvops", "serve", role, "--config", str(config_file)]
 
 
 def daemon_environment() -> dict[str, str]:
