@@ -98,7 +98,9 @@ class StartFailed(KvopsError):
     The exit code is the process's own where that says more than "no": bad file 2, port in use 5, bug 70.
     """
 
-    def __init__(self, what: str, *, fix: str, log_lines: list[str] | None = None, exit_code: int = 1) -> None:
+    def __init__(
+        self, what: str, *, fix: str, log_lines: list[str] | None = None, exit_code: int = 1
+    ) -> None:
         super().__init__(what, fix=fix)
         self.log_lines = log_lines or []
         self.exit_code = exit_code

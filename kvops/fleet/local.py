@@ -104,7 +104,11 @@ def daemon_environment() -> dict[str, str]:
 
 def utc_now() -> str:
     """Now, as RFC 3339 in UTC, to the millisecond."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return _rfc3339(datetime.now(UTC))
+
+
+def _rfc3339(at: datetime) -> str:
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def default_state_dir(env: Mapping[str, str] = os.environ) -> Path:
@@ -306,6 +310,13 @@ class LocalGroup:
                 fix="start it: kvops start, or name one with -g",
             )
         return state
+
+    def changed(self) -> str | None:
+        """When what is written down last changed, as RFC 3339 in UTC."""
+        try:
+            return _rfc3339(datetime.fromtimestamp(self.state_file.stat().st_mtime, UTC))
+        except OSError:
+            return None
 
     def config_file(self, member: str) -> Path:
         """What ``member`` was started with."""
