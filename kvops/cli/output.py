@@ -105,7 +105,7 @@ class Output:
         return self.format in ("table", "wide")
 
     def line(self, text: str = "") -> None:
-        """A line of human output: on stderr beside TSV, which has no place for it; JSON and names do without."""
+        """A line of human output: on stderr beside TSV; JSON and names do without."""
         if self.human or (self.format == "tsv" and not self.settings.quiet):
             click.echo(text, color=self.color, err=not self.human)
 
