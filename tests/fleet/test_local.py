@@ -17,7 +17,6 @@ import pytest
 from kvops.errors import (
     AlreadyRunning,
     ConfigError,
-    KvopsError,
     Refused,
     StartFailed,
     Unreachable,
