@@ -77,7 +77,7 @@ class Address(_ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The address as it was written, if it is one."""
         from kvops.errors import UsageError
-        from kvops.fleet.config import split_address
+        from kvops.store.config import split_address
 
         try:
             split_address(value)

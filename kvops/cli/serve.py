@@ -26,7 +26,7 @@ def command(settings: Settings, role: str, config_file: Path, join: tuple[str, .
     Example:
       kvops serve master --config /etc/kvops/master-0.yaml
     """
-    from kvops.fleet.config import MasterConfig, StoreConfig, load_yaml
+    from kvops.store.config import MasterConfig, StoreConfig, load_yaml
 
     if role == "master":
         if join:

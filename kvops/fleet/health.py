@@ -195,10 +195,9 @@ def judge(
     if stopped_since is not None and not any(one.life is Life.RUNNING for one in known):
         reasons = [Reason(code="group.stopped", subject=group, text="it was stopped", since=stopped_since)]
         unseen = []
+    health = Health.DEGRADED if reasons else Health.HEALTHY
     if leader is None or (stores and not serving):
         health = Health.DOWN
-    else:
-        health = Health.DEGRADED if reasons else Health.HEALTHY
     stores.sort(key=lambda row: _STATE_RANK.get(row["state"], 99))  # stable: names keep their order otherwise
     return Judgement(
         group=group,

@@ -9,7 +9,7 @@ import pytest
 from kvops.cli.context import load_configuration, resolve, use
 from kvops.cli.options import Settings
 from kvops.errors import ConfigError, UsageError
-from kvops.fleet.files import write_yaml
+from kvops.files import write_yaml
 from kvops.fleet.local import GroupState, LocalGroup
 
 PROD = """\

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvops.cli.logs import Tail
-from kvops.fleet.files import write_yaml
+from kvops.files import write_yaml
 from kvops.fleet.local import GroupState, LocalGroup, Member
 
 if TYPE_CHECKING:

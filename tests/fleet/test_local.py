@@ -22,10 +22,10 @@ from kvops.errors import (
     Unreachable,
     UsageError,
 )
-from kvops.fleet.config import MasterConfig, StoreConfig
-from kvops.fleet.files import load_yaml, read_secret, write_yaml
+from kvops.files import load_yaml, read_secret, write_yaml
 from kvops.fleet.local import GroupState, LocalGroup, StartPlan, default_state_dir, local_groups
 from kvops.fleet.process import identify
+from kvops.store.config import MasterConfig, StoreConfig
 
 pytestmark = pytest.mark.process
 MakeGroup = Callable[..., LocalGroup]
