@@ -1,10 +1,10 @@
 """
 Logs as JSON lines that never make their writer wait.
 
-``configure`` once in a process, after any fork; then ``structlog.get_logger()`` anywhere. An event is a
-constant ``noun.past_verb``; what varies is a key; ``host`` and ``role`` are bound once. A thread of its own
-does the writing, so that a stalled disk or a full pipe delays no lookup: lines that do not fit its queue
-meanwhile are dropped, and counted in a line ``log.overrun``.
+``configure`` once in a process of ours, after any fork; then use ``log`` anywhere. An event is a constant
+``noun.past_verb``; what varies is a key; ``host`` and ``role`` are bound once. A thread of its own does the
+writing, so that a stalled disk or a full pipe delays no lookup: lines that do not fit its queue meanwhile are
+dropped, and counted in a line ``log.overrun``.
 """
 
 from __future__ import annotations
@@ -190,6 +190,45 @@ def configure(*, role: str, host: str, path: Path | None = None, level: str = "i
     return writer
 
 
+class Log:
+    """
+    What our modules log through.
+
+    In a process of others, such as an engine that imports our client, where nobody set up structlog, lines
+    go to the standard library's logger ``kvops``: structlog's own default would print to stdout there.
+    """
+
+    def debug(self, event: str, **values: object) -> None:
+        """What helps to debug kvops itself."""
+        self._log(logging.DEBUG, event, values)
+
+    def info(self, event: str, **values: object) -> None:
+        """What happened."""
+        self._log(logging.INFO, event, values)
+
+    def warning(self, event: str, **values: object) -> None:
+        """What somebody may have to look at."""
+        self._log(logging.WARNING, event, values)
+
+    def error(self, event: str, **values: object) -> None:
+        """What somebody has to look at; ``exc_info=True`` adds the traceback."""
+        self._log(logging.ERROR, event, values)
+
+    @staticmethod
+    def _log(level: int, event: str, values: dict[str, Any]) -> None:
+        if structlog.is_configured():
+            structlog.get_logger().log(level, event, **values)
+            return
+        library = logging.getLogger("kvops")
+        if library.isEnabledFor(level):
+            exc_info = values.pop("exc_info", None)
+            line = _render(None, "", values).decode().rstrip()
+            library.log(level, "%s %s", event, line, exc_info=exc_info)
+
+
+log: Final = Log()
+
+
 class _Output:
     """What structlog calls with a rendered line, whatever its level."""
 
@@ -201,9 +240,8 @@ class _LibraryHandler(logging.Handler):
     """Turns what libraries log (asyncio's "exception was never retrieved", for one) into a line like ours."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        log = structlog.get_logger()
         exc_info = record.exc_info if record.exc_info and record.exc_info[0] else None
-        log.log(
+        structlog.get_logger().log(
             record.levelno,
             "library.logged",
             logger=record.name,

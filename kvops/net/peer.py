@@ -16,7 +16,34 @@ from kvops.net.wire import Frame, Kind
 HANDSHAKE_TIMEOUT_S: Final = 2.0
 BUFFER_BYTES: Final = 64 << 10
 READ_BYTES_MAX: Final = 1 << 20  # one read of payload: the loop looks at its other peers in between
-UNSENT_BYTES_MAX: Final = 256 << 20  # a peer that does not read its answers is cut off beyond this
+UNSENT_BYTES_MAX: Final = 4 << 20  # a peer that does not read its answers is not read from beyond this
+
+
+class Peers:
+    """The connections of one process, proved or not: a bounded set."""
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._peers: set[WirePeer] = set()
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def enter(self, peer: WirePeer) -> bool:
+        """Take a connection in, if there is room."""
+        if len(self._peers) >= self._count_max:
+            return False
+        self._peers.add(peer)
+        return True
+
+    def leave(self, peer: WirePeer) -> None:
+        """A connection ended."""
+        self._peers.discard(peer)
+
+    def abort(self) -> None:
+        """Hang up all."""
+        for peer in list(self._peers):
+            peer.transport.abort()
 
 
 class WirePeer(asyncio.BufferedProtocol):
@@ -27,11 +54,12 @@ class WirePeer(asyncio.BufferedProtocol):
     protocol is answered by ERROR and ends the connection.
     """
 
-    def __init__(self, listener: Listener, welcome: Callable[[], Welcome]) -> None:
+    def __init__(self, listener: Listener, welcome: Callable[[], Welcome], peers: Peers) -> None:
         self.hello: Hello | None = None  # once the secret is proved
         self.transport: asyncio.Transport
         self._listener = listener
         self._welcome = welcome
+        self._peers = peers
         self._buffer = bytearray(BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = 0
@@ -80,6 +108,9 @@ class WirePeer(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        if not self._peers.enter(self):
+            self.transport.abort()
+            return
         self.transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
         self._timeout = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self.transport.abort)
 
@@ -87,12 +118,17 @@ class WirePeer(asyncio.BufferedProtocol):
         if self._timeout is not None:
             self._timeout.cancel()
         self._sink = None
+        self._peers.leave(self)
         if self.hello is not None:
             self.lost()
 
     def pause_writing(self) -> None:
-        """The peer does not read its answers."""
-        self.transport.abort()
+        """The peer does not read its answers: take no more requests from it."""
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self.transport.resume_reading()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._sink is not None:

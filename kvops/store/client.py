@@ -52,7 +52,7 @@ from kvops.store.model import (
     View,
 )
 from kvops.transfer import shm
-from kvops.transfer.engine import drive
+from kvops.transfer.engine import Leased, Until, drive
 from kvops.transfer.model import Job, ReadSlice, SliceState, WriteSlice
 from kvops.transfer.stream import ReadJob, WriteJob
 
@@ -85,6 +85,7 @@ Place = tuple[int, int]
 class _Located:
     """A lookup's answer."""
 
+    digests: bytes
     rows: list[tuple[int, int, int, int, int]]  # LOCATION
     extras: dict[int, list[Place]]
     lease_end: float  # on time.monotonic, strictly before the master's
@@ -288,14 +289,25 @@ class Pool:
                 extras.setdefault(index, []).append((store, offset))
         if epoch != self._epoch and any(row[3] and row[3] not in self._stores for row in rows):
             self.refresh(deadline)
-        return _Located(rows, extras, sent + (lease_ms - LEASE_MARGIN_MS) / 1_000)
+        return _Located(digests, rows, extras, sent + (lease_ms - LEASE_MARGIN_MS) / 1_000)
 
     def _fetch(self, wants: list[_Want], located: _Located, deadline: float) -> list[Outcome]:
         """Read what is wanted; a replica that fails is followed by the next one while time and budget last."""
         outcomes: dict[int, Outcome] = {}
         pending = wants
         first = True
-        until = min(deadline, located.lease_end)
+        digests = located.digests
+
+        def renew(by: float) -> float:
+            sent = time.monotonic()
+            try:
+                answer = self._ask(Kind.TOUCH, digests, min(by, deadline))
+            except Trouble:
+                return located.lease_end
+            located.lease_end = sent + (m.LOOKUP_HEAD.unpack_from(answer)[1] - LEASE_MARGIN_MS) / 1_000
+            return located.lease_end
+
+        until = Leased(deadline, located.lease_end, renew)
         while pending:
             groups = self._groups(pending, outcomes)
             if not first and not self._retries.spend(sum(map(len, groups.values()))):
@@ -308,7 +320,7 @@ class Pool:
                         outcomes[want.index] = Outcome(True, Reason.HIT, want.size, channel.info.name)
                         continue
                     want.reason, want.store = _REASONS[piece.state], channel.info.name
-                    if want.places and time.monotonic() < until:
+                    if want.places and until.left(time.monotonic()) > 0:
                         again.append(want)
             if first:
                 self._retries.earn(len(wants))
@@ -346,9 +358,7 @@ class Pool:
                 break
         return groups
 
-    def _read_groups(
-        self, groups: dict[StoreChannel, list[tuple[_Want, ReadSlice]]], deadline: float
-    ) -> None:
+    def _read_groups(self, groups: dict[StoreChannel, list[tuple[_Want, ReadSlice]]], until: Until) -> None:
         """Start the sockets, copy from mapped memory meanwhile, then wait for the sockets."""
         jobs: list[tuple[StoreChannel, Job]] = []
         mapped: list[tuple[shm.Mapping, list[ReadSlice]]] = []
@@ -372,21 +382,21 @@ class Pool:
                 _fail(slices)
                 self._failed(channel, Failure.REFUSED)
         for mapping, slices in mapped:
-            shm.read(mapping, slices, deadline=deadline)
+            shm.read(mapping, slices, until)
         began = time.monotonic()
-        drive([job for _, job in jobs], deadline=deadline)
+        drive([job for _, job in jobs], until)
         for channel, map_job, slices in unmapped:
             if map_job.mapping is None:
-                _fail(slices, SliceState.LATE if time.monotonic() >= deadline else SliceState.FAILED)
+                _fail(slices, SliceState.LATE if until.left(time.monotonic()) <= 0 else SliceState.FAILED)
                 continue
-            shm.read(map_job.mapping, slices, deadline=deadline)
+            shm.read(map_job.mapping, slices, until)
             channel.adopt(map_job.mapping, map_job.link)
             self._caretaker.wake()
         for channel, job in jobs:
             if isinstance(job, ReadJob):
                 self._judge(channel, [piece for _, piece in groups[channel]], job, began)
             elif job.link.state is not LinkState.READY:
-                late = time.monotonic() >= deadline
+                late = until.left(time.monotonic()) <= 0
                 self._failed(channel, Failure.TIMEOUT if late else Failure.REFUSED)
 
     def _judge(
@@ -623,7 +633,7 @@ class Pool:
                 _fail(slices)
                 self._failed(channel, Failure.REFUSED)
         began = time.monotonic()
-        drive([job for _, job in jobs], deadline=deadline)
+        drive([job for _, job in jobs], Until(deadline))
         for channel, job in jobs:
             self._judge(channel, groups[channel], job, began)
 

@@ -12,9 +12,9 @@ The master's journal: what a restarted master reads to know every COMPLETE objec
            16  sequence  u64   one more with every batch; a snapshot's batches count from 0
            24  digest    u64   xxh3_64 of the body, seeded with xxh3_64 of bytes 0–23
 
-A directory holds segments (``segment-N.log``) and at most one whole snapshot (``snapshot-N.rows``). The state is
-the snapshot's batches, then those of segment N and later. Objects that change while a snapshot is taken are in
-both; ``live_rows`` lets the highest generation win, so their order does not matter.
+A directory holds segments (``segment-N.log``) and at most one whole snapshot (``snapshot-N.rows``). The state
+is the snapshot's batches, then those of segment N and later. Objects that change while a snapshot is taken
+are in both; ``live_rows`` lets the highest generation win, so their order does not matter.
 
 A killed process loses what it had not written yet, a few ms. So after a restart the stores' slot tables have
 the last word, and a damaged journal is no reason not to start: ``set_aside`` moves it out of the way.
@@ -58,7 +58,14 @@ class Kind(IntEnum):
     STORE = 3  # a StoreInfo: mounted, or changed; with state "gone" all its objects are gone
     NOTE = 4  # a map of whatever else must survive: holds, settings
     OVERRUN = 5  # batches before this one are missing: the disk was too slow, or failed
-    SNAPSHOT_END = 6  # a map: rows, next_sequence; a snapshot without it is not whole
+    SNAPSHOT_END = 6  # a SnapshotEnd: a snapshot without it is not whole
+
+
+class SnapshotEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The last batch of a snapshot."""
+
+    rows: int  # of COMPLETE, in all its batches
+    next_sequence: int  # of the first batch that follows it, in the segment of the same number
 
 
 COMPLETE_ROW: Final = np.dtype(
@@ -91,6 +98,10 @@ class Batch:
     def note(self) -> dict[str, Any]:
         """The map of NOTE."""
         return msgspec.msgpack.decode(self.body, type=dict[str, Any])
+
+    def snapshot_end(self) -> SnapshotEnd:
+        """The counts of SNAPSHOT_END."""
+        return msgspec.msgpack.decode(self.body, type=SnapshotEnd)
 
 
 def encode_header(kind: int, count: int, sequence: int, body: bytes) -> bytes:
@@ -144,7 +155,7 @@ def recover(directory: Path) -> Iterator[Batch]:
         first, path = taken[-1]
         for batch in _snapshot_batches(path):
             if batch.kind == Kind.SNAPSHOT_END:
-                expected = batch.note()["next_sequence"]
+                expected = batch.snapshot_end().next_sequence
             yield batch
     torn: tuple[Path, int] | None = None
     for number, path in segments(directory):
@@ -182,7 +193,7 @@ def _snapshot_batches(path: Path) -> Iterator[Batch]:
             raise _damaged(path, reader.start, _gap(index, batch.sequence))
         if batch.kind == Kind.COMPLETE:
             rows += batch.count
-        whole = batch.kind == Kind.SNAPSHOT_END and batch.note()["rows"] == rows
+        whole = batch.kind == Kind.SNAPSHOT_END and batch.snapshot_end().rows == rows
         yield batch
     if reader.torn_at is not None or not whole:
         raise _damaged(path, reader.end, "the snapshot is not whole")
@@ -281,8 +292,9 @@ def recover_state(directory: Path) -> Recovery:
         ParseError: As ``recover``, or a batch's body is not what its kind says.
         ConfigError: A file cannot be read.
     """
-    complete: list[Rows] = []
-    gone: list[Rows] = []
+    # Bodies, joined at the end: numpy joins structured arrays field by field, 20 times slower.
+    complete: list[bytes] = []
+    gone: list[bytes] = []
     stores: dict[int, StoreInfo] = {}
     notes: list[dict[str, Any]] = []
     next_sequence, whole = 0, True
@@ -290,9 +302,9 @@ def recover_state(directory: Path) -> Recovery:
         next_sequence = batch.sequence + 1
         try:
             if batch.kind == Kind.COMPLETE:
-                complete.append(batch.rows())
+                complete.append(_whole_rows(batch))
             elif batch.kind == Kind.GONE:
-                gone.append(batch.rows())
+                gone.append(_whole_rows(batch))
             elif batch.kind == Kind.STORE:
                 store = batch.store()
                 stores[store.id] = store
@@ -301,7 +313,9 @@ def recover_state(directory: Path) -> Recovery:
             elif batch.kind == Kind.OVERRUN:
                 whole = False
             elif batch.kind == Kind.SNAPSHOT_END:
-                next_sequence = batch.note()["next_sequence"]  # those of the snapshot's batches are its own
+                next_sequence = (
+                    batch.snapshot_end().next_sequence
+                )  # those of the snapshot's batches are its own
             else:
                 raise ValueError("its kind is unknown")
         except (ValueError, msgspec.MsgspecError) as error:
@@ -309,15 +323,15 @@ def recover_state(directory: Path) -> Recovery:
                 f"batch {batch.sequence} (kind {batch.kind}) in {directory} cannot be read: {error}",
                 fix="read it with the version of kvops that wrote it, or set it aside",
             ) from None
-    rows = np.concatenate([np.empty(0, COMPLETE_ROW), *complete])
-    lost = np.concatenate([np.empty(0, GONE_ROW), *gone])
+    rows = np.frombuffer(b"".join(complete), COMPLETE_ROW)
+    lost = np.frombuffer(b"".join(gone), GONE_ROW)
     del complete, gone
     highest = [
         int(array.max()) for array in (rows["location"]["generation"], lost["generation"]) if len(array)
     ]
     mounted = {id: store for id, store in stores.items() if store.state != "gone"}
     rows = live_rows(rows, lost)
-    rows = rows[np.isin(rows["location"]["store"], np.fromiter(mounted, np.uint16, len(mounted)))]
+    rows = _pick(rows, np.isin(rows["location"]["store"], np.fromiter(mounted, np.uint16, len(mounted))))
     return Recovery(rows, mounted, notes, next_sequence, max(highest, default=0), whole)
 
 
@@ -341,8 +355,11 @@ def live_rows(complete: Rows, gone: Rows) -> Rows:
     # Few keys come twice: only those that share their first digest word are sorted exactly.
     order = np.argsort(first)
     ordered = first[order]
-    same = np.concatenate([[False], ordered[1:] == ordered[:-1], [False]])
-    twins = np.sort(order[same[1:] | same[:-1]])
+    same = ordered[1:] == ordered[:-1]
+    twin = np.zeros(len(complete), bool)
+    twin[1:] |= same
+    twin[:-1] |= same
+    twins = np.sort(order[twin])
     if len(twins):
         keep[twins] = _newest(complete[twins])
     if len(gone):
@@ -350,7 +367,19 @@ def live_rows(complete: Rows, gone: Rows) -> Rows:
         generation = np.ascontiguousarray(complete["location"]["generation"])
         at = np.minimum(np.searchsorted(dead, generation), len(dead) - 1)
         keep &= dead[at] != generation
-    return complete[keep]
+    return _pick(complete, keep)
+
+
+def _whole_rows(batch: Batch) -> bytes:
+    if len(batch.body) != batch.count * ROWS[batch.kind].itemsize:
+        raise ValueError(f"{len(batch.body)} bytes are not {batch.count} rows")
+    return batch.body
+
+
+def _pick(rows: Rows, keep: NDArray[np.bool_]) -> Rows:
+    # As plain bytes: a structured row is copied field by field.
+    plain = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.itemsize)))
+    return plain[keep].view(rows.dtype)
 
 
 def _newest(rows: Rows) -> NDArray[np.bool_]:

@@ -1,8 +1,8 @@
 """
 The writing side of the journal: ``append`` never waits, since a thread does all that touches the disk.
 
-Nothing is synced but whole segments and snapshots: what is written outlives the process, and a power loss takes
-the stores' memory with it anyway.
+Nothing is synced but whole segments and snapshots: what is written outlives the process, and a power loss
+takes the stores' memory with it anyway.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from kvops.store.journal import (
     ROWS,
     Kind,
     Rows,
+    SnapshotEnd,
     encode_header,
     recover_state,
     segments,
@@ -231,7 +232,8 @@ class JournalWriter:
         if self._overrun or self.failure is not None:
             self._put(_ABORT, b"", b"")
             return False
-        body = msgspec.msgpack.encode({"rows": snapshot.rows, "next_sequence": snapshot.next_sequence})
+        end = SnapshotEnd(rows=snapshot.rows, next_sequence=snapshot.next_sequence)
+        body = msgspec.msgpack.encode(end)
         self._put(_SNAPSHOT, encode_header(Kind.SNAPSHOT_END, 1, snapshot.sequence, body), body)
         self._put(_COMMIT, b"", b"")
         self._snapshot_bytes = snapshot.bytes

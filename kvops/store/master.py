@@ -14,13 +14,13 @@ import structlog
 import uvloop
 
 from kvops import log as logs
-from kvops.errors import KvopsError, Refused
+from kvops.errors import KvopsError
 from kvops.files import read_secret
 from kvops.metrics import HttpServer, Reading, expose, serve_http
 from kvops.net import wire
 from kvops.net.auth import Hello, Listener, Welcome, decode
 from kvops.net.link import Address
-from kvops.net.peer import WirePeer
+from kvops.net.peer import Peers, WirePeer
 from kvops.net.rpc_server import RpcServer, serve_rpc
 from kvops.net.wire import Frame, Kind
 from kvops.notify import notify, notify_ready
@@ -82,7 +82,7 @@ class _Peer(WirePeer):
     """A client's or a store's connection to the master."""
 
     def __init__(self, master: Master, listener: Listener) -> None:
-        super().__init__(listener, master.welcome)
+        super().__init__(listener, master.welcome, master.connections)
         self._master = master
         self._core = master.core
         self.conn = 0
@@ -118,7 +118,8 @@ class Master:
         self.config = config
         self._secret = read_secret(Path(config.secret_file))
         self._state_dir = Path(config.state_dir)
-        self._peers: dict[int, _Peer] = {}
+        self.connections = Peers(CONNECTIONS_MAX)
+        self._peers: dict[int, _Peer] = {}  # by number, once proved
         self._next_conn = 0
         self._ready = False
         self._ticked = time.monotonic()
@@ -172,8 +173,7 @@ class Master:
         ticks.cancel()
         for server in servers:
             server.close()
-        for peer in list(self._peers.values()):
-            peer.transport.abort()
+        self.connections.abort()
         await rpc.close()
         metrics.close()
         http.close()
@@ -206,8 +206,6 @@ class Master:
         return servers, rpc, http
 
     def _accept(self) -> WirePeer:
-        if len(self._peers) >= CONNECTIONS_MAX:
-            raise Refused(f"{CONNECTIONS_MAX} connections", fix="close some")
         return _Peer(self, Listener(self._secret, self.config.group))
 
     def welcome(self) -> Welcome:
@@ -398,7 +396,9 @@ class Master:
                 name="kvops_master_capacity_bytes", help="Mounted memory.", read=core.stores.capacity_bytes
             ),
             Reading(name="kvops_master_used_bytes", help="Memory in use.", read=core.used_bytes),
-            Reading(name="kvops_master_connections", help="Open connections.", read=lambda: len(self._peers)),
+            Reading(
+                name="kvops_master_connections", help="Open connections.", read=lambda: len(self.connections)
+            ),
             Reading(
                 name="kvops_master_stores",
                 help="Stores by state.",

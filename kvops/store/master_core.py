@@ -227,6 +227,8 @@ class MasterCore:
         peer = self._conns[conn]
         if kind in _STORE_KINDS and peer.hello.role != "store":
             raise WireError(f"a {peer.hello.role} sent a store's frame {Kind(kind).name}", fix="")
+        if peer.store is not None:
+            peer.store.seen_ms = now_ms
         match kind:
             case Kind.PUT_START:
                 return self._put_start(conn, peer.writer, body, now_ms=now_ms)
@@ -715,53 +717,67 @@ class MasterCore:
         if not len(rows):
             self._announced(store, now_ms=now_ms)
             return b""
+        footprints = footprint_bytes(rows["size"].astype(np.int64), chunks_of(rows["flags"]))
+        offsets = rows["offset"].tolist()
+        free = [store.allocator.reserve(*place) for place in zip(offsets, footprints.tolist(), strict=True)]
+        forget = rows[~np.array(free)]  # beyond what is populated, or twice the same memory
+        rows = rows[free]
         digests = np.ascontiguousarray(rows["digest"])
-        slots = self.index.find(digests).tolist()
-        raw = digests.tobytes()
-        forget: list[tuple[int, int]] = []
-        adopt: dict[bytes, Put] = {}
-        columns = [
-            rows[name].tolist() for name in ("generation", "offset", "size", "depth", "tenant", "flags")
-        ]
-        for row, (generation, offset, size, depth, tenant, flags) in enumerate(zip(*columns, strict=True)):
-            slot = slots[row]
-            digest = raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
+        known = self.index.find(digests)
+        _, first = np.unique(digests, axis=0, return_index=True)
+        simple = known == 0
+        simple[np.setdiff1d(np.arange(len(rows)), first, assume_unique=True)] = False
+        if len(self.puts):
+            simple[:] = False
+        self._adopt(store, rows[simple], now_ms=now_ms)
+        for row in rows[~simple]:
+            self._announce_one(store, row, now_ms=now_ms)
+        answer = np.empty(len(forget), m.FREE_ROW)
+        answer["generation"], answer["offset"] = forget["generation"], forget["offset"]
+        return answer.tobytes()
+
+    def _announce_one(self, store: Store, row: np.void, *, now_ms: int) -> None:
+        """One announced slot whose key is known, being written, or named twice."""
+        digest, generation, offset, size, _, _, _, flags = row.tolist()
+        slot = self.index.find_one(np.ascontiguousarray(row["digest"]).tobytes())
+        known = int(self.index.location["generation"][slot]) if slot else 0
+        if slot and known == generation:
+            assert store.announced is not None
+            if (store.id, offset) not in self._all_places(slot):
+                self._replicas.setdefault(slot, []).append((store.id, offset))
+                self.index.location["flags"][slot] |= ObjectFlag.REPLICATED
+            store.announced[slot] = True
+            store.objects += 1
+        elif known < generation and self.puts.get(np.array(digest, np.uint64).tobytes()) is None:
+            if slot:
+                self._drop(np.array([slot], np.int64), now_ms=now_ms)
+            self._adopt(store, np.array([row], m.SLOT_ROW), now_ms=now_ms)
+        else:
             footprint = footprint_bytes(size, chunk_of(flags))
-            if not store.allocator.reserve(offset, footprint):
-                forget.append((generation, offset))
-                continue
-            known = int(self.index.location[slot]["generation"]) if slot else 0
-            mine = slot and store.id in [place[0] for place in self._all_places(slot)]
-            if slot and known == generation:
-                if not mine:
-                    self._replicas.setdefault(slot, []).append((store.id, offset))
-                    self.index.location["flags"][slot] |= ObjectFlag.REPLICATED
-                store.announced[slot] = True
-                store.objects += 1
-                continue
-            put = Put(
-                digest=digest,
-                generation=generation,
-                size=size,
-                footprint=footprint,
-                depth=depth,
-                tenant=tenant,
-                flags=flags & PERMANENT_FLAGS,
-                ttl_ms=0,
-                started_ms=now_ms,
-                places=[(store.id, offset)],
-            )
-            rival = adopt.get(digest)
-            newest = known < generation and (rival is None or rival.generation < generation)
-            loser: Put | None = put
-            if newest and self.puts.get(digest) is None:
-                adopt[digest], loser = put, rival
-            if loser is not None:
-                self._release(loser.places[0], loser.generation, loser.footprint, not_before_ms=now_ms)
-        if adopt:
-            self._complete(list(adopt.values()), now_ms=now_ms)
-            self.counters.adopted += len(adopt)
-        return np.array(forget, m.FREE_ROW).tobytes()
+            self._release((store.id, offset), generation, footprint, not_before_ms=now_ms)
+
+    def _adopt(self, store: Store, rows: NDArray[np.void], *, now_ms: int) -> None:
+        """Objects that only their store knew: keys that are absent and distinct."""
+        if not len(rows):
+            return
+        locations = np.empty(len(rows), LOCATION)
+        for name in ("generation", "offset", "size"):
+            locations[name] = rows[name]
+        locations["store"] = store.id
+        locations["flags"] = rows["flags"] & PERMANENT_FLAGS
+        digests = np.ascontiguousarray(rows["digest"])
+        slots = self.index.insert(
+            digests, locations, rows["depth"], rows["tenant"], touched_ms=(now_ms - LEASE_TTL_MS) & U32
+        )
+        assert store.announced is not None
+        store.announced[slots] = True
+        store.objects += len(rows)
+        self.counters.adopted += len(rows)
+        entry = np.empty(len(rows), COMPLETE_ROW)
+        entry["location"] = locations
+        for name in ("digest", "chunk", "depth", "tenant"):
+            entry[name] = rows[name]
+        self.journal.append(JournalEntry(JournalKind.COMPLETE, entry))
 
     def further_places(self, slots: Slots) -> list[tuple[int, StoreId, int]]:
         """Slot, store and offset of every replica beyond the first."""

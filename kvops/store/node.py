@@ -24,7 +24,7 @@ from kvops.metrics import Reading, expose, serve_http
 from kvops.net import wire
 from kvops.net.auth import Hello, Listener, Welcome
 from kvops.net.link import Address
-from kvops.net.peer import WirePeer
+from kvops.net.peer import Peers, WirePeer
 from kvops.net.wire import Frame, Kind
 from kvops.notify import notify, notify_ready
 from kvops.store import messages as m
@@ -46,20 +46,14 @@ class _Peer(WirePeer):
     """A client's connection to the node."""
 
     def __init__(self, node: Node, listener: Listener) -> None:
-        super().__init__(listener, node.welcome)
+        super().__init__(listener, node.welcome, node.connections)
         self._node = node
         self._core = node.core
         self._write: Write | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count it from its first byte on: unproved ones are bounded too."""
-        super().connection_made(transport)
-        self._node.peers.add(self)
-
     def connection_lost(self, exc: Exception | None) -> None:
         """A write under way is given up; its slot stays open until the master frees it."""
         super().connection_lost(exc)
-        self._node.peers.discard(self)
         if self._write is not None:
             self._core.write_lost(self._write)
             self._write = None
@@ -116,7 +110,7 @@ class Node:
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
-        self.peers: set[_Peer] = set()
+        self.connections = Peers(CONNECTIONS_MAX)
         self.segment: Segment
         self.core: NodeCore
         self._secret = read_secret(Path(config.secret_file))
@@ -156,8 +150,7 @@ class Node:
         ticks.cancel()
         for server in servers:
             server.close()
-        for peer in list(self.peers):
-            peer.transport.abort()
+        self.connections.abort()
         metrics.close()
         http.close()
         self.segment.close()
@@ -181,10 +174,7 @@ class Node:
         return servers
 
     def _accept(self) -> WirePeer:
-        peer = _Peer(self, Listener(self._secret, self.config.group))
-        if len(self.peers) >= CONNECTIONS_MAX:
-            self._loop.call_soon(lambda: peer.transport.abort())
-        return peer
+        return _Peer(self, Listener(self._secret, self.config.group))
 
     def _no_memory(self, error: Refused) -> None:
         log.error("segment.refused", error=error.what, fix=error.fix)
@@ -236,7 +226,9 @@ class Node:
             ),
             Reading(name="kvops_store_used_bytes", help="Memory of slots.", read=lambda: core.used_bytes),
             Reading(name="kvops_store_objects", help="Complete objects.", read=lambda: core.objects),
-            Reading(name="kvops_store_connections", help="Open connections.", read=lambda: len(self.peers)),
+            Reading(
+                name="kvops_store_connections", help="Open connections.", read=lambda: len(self.connections)
+            ),
             Reading(
                 name="kvops_store_read_bytes_total",
                 help="Payload sent to readers over sockets.",

@@ -16,7 +16,7 @@ import structlog
 from kvops.errors import KvopsError, Unreachable, WireError
 from kvops.net import wire
 from kvops.net.auth import Hello, decode
-from kvops.net.link import Address, Link, call
+from kvops.net.link import Address, Link
 from kvops.net.wire import Frame, Kind
 from kvops.store import messages as m
 from kvops.store.limits import BEAT_INTERVAL_MS, STORE_TTL_MS
@@ -64,6 +64,9 @@ class Session:
         self._answers: deque[bytes] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stopping = False
+        self._heard = 0.0
+        self._awaited = 0
+        self._answer: bytes | None = None
         self._thread = threading.Thread(target=self._run, name="session", daemon=True)
 
     def start(self) -> None:
@@ -112,7 +115,7 @@ class Session:
         answer = self._call(link, Kind.MOUNT, m.encode(self._owner.mount()))
         mounted = decode(answer, m.Mounted)
         cursor = 0
-        while mounted.announce:
+        while mounted.announce and not self._stopping:
             rows, cursor = self._owner.announce(cursor)
             forget = self._call(link, Kind.SLOTS, rows)
             if forget:
@@ -122,19 +125,28 @@ class Session:
         self._owner.mounted(mounted.store_id, mounted.term)
 
     def _call(self, link: Link, kind: Kind, body: bytes) -> bytes:
-        return call(link, kind, body, request=1, deadline=time.monotonic() + CALL_TIMEOUT_S)
+        """One request and its answer; frames that the master sends by itself are handled meanwhile."""
+        self._awaited, self._answer = wire.reply(kind), None
+        link.send(wire.pack(kind, body))
+        deadline = time.monotonic() + CALL_TIMEOUT_S
+        poll = select.poll()
+        while self._answer is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise Unreachable(f"{link.address} did not answer {kind.name}", fix="kvops status")
+            link.flush()
+            poll.register(link, link.events)
+            for _, events in poll.poll(left * 1_000 + 0.999):
+                link.advance(events, self)
+        return self._answer
 
     def _serve(self, link: Link) -> None:
         poll = select.poll()
-        poll.register(link, link.events)
         poll.register(self._wake_read, select.POLLIN)
         beat_due = 0.0
         self._heard = time.monotonic()
-        while True:
+        while not self._stopping:
             now = time.monotonic()
-            if self._stopping:
-                self._unmount(link)
-                return
             if now - self._heard > STORE_TTL_MS / 1_000:
                 raise Unreachable("the master stopped answering", fix="kvops status")
             if now >= beat_due:
@@ -143,24 +155,13 @@ class Session:
             while self._answers:
                 link.send(self._answers.popleft())
             link.flush()
-            poll.modify(link, link.events)
+            poll.register(link, link.events)
             for fd, events in poll.poll(max(0.0, beat_due - now) * 1_000 + 0.999):
                 if fd == self._wake_read:
                     os.read(self._wake_read, 4_096)
                 else:
                     link.advance(events, self)
-
-    def _unmount(self, link: Link) -> None:
-        link.send(wire.pack(Kind.UNMOUNT, b""))
-        deadline = time.monotonic() + CALL_TIMEOUT_S
-        self._left = False
-        poll = select.poll()
-        poll.register(link, link.events)
-        while not self._left and time.monotonic() < deadline:
-            link.flush()
-            poll.modify(link, link.events)
-            for _, events in poll.poll(50):
-                link.advance(events, self)
+        self._call(link, Kind.UNMOUNT, b"")
 
     # Frames of the master.
 
@@ -169,7 +170,7 @@ class Session:
         raise WireError(f"frame kind {frame.kind} carries no payload", fix="")
 
     def frame(self, frame: Frame, body: bytes) -> None:
-        """An answer to a beat, or a FREE."""
+        """An answer, or a FREE."""
         self._heard = time.monotonic()
         if frame.kind == Kind.FREE:
             request = frame.request
@@ -179,8 +180,8 @@ class Session:
             if unknown:
                 raise Unreachable("the master no longer knows this mount", fix="")
             self._owner.floor(floor)
-        elif frame.kind == wire.reply(Kind.UNMOUNT):
-            self._left = True
+        elif frame.kind == self._awaited:
+            self._answer = body
 
     def _freed(self, request: int, answer: bytes) -> None:
         self._answers.append(wire.pack(wire.reply(Kind.FREE), answer, request))

@@ -24,6 +24,7 @@ from kvops.store.layout import (
 )
 from kvops.store.limits import COPY_BYTES_MAX
 from kvops.store.messages import MapReply
+from kvops.transfer.engine import Until
 from kvops.transfer.model import ReadSlice, SliceState
 
 
@@ -68,8 +69,8 @@ class Mapping:
             self._memory.close()
 
 
-def read(mapping: Mapping, slices: Iterable[ReadSlice], *, deadline: float) -> None:
-    """Copy and verify slices one by one, until the deadline."""
+def read(mapping: Mapping, slices: Iterable[ReadSlice], until: Until) -> None:
+    """Copy and verify slices one by one, while there is time."""
     segment = mapping.acquire()
     if segment is None:
         for piece in slices:
@@ -77,13 +78,13 @@ def read(mapping: Mapping, slices: Iterable[ReadSlice], *, deadline: float) -> N
         return
     try:
         for piece in slices:
-            late = time.monotonic() >= deadline
-            piece.state = SliceState.LATE if late else _copy(segment, piece, deadline)
+            late = until.left(time.monotonic()) <= 0
+            piece.state = SliceState.LATE if late else _copy(segment, piece, until)
     finally:
         mapping.release()
 
 
-def _copy(segment: memoryview, piece: ReadSlice, deadline: float) -> SliceState:
+def _copy(segment: memoryview, piece: ReadSlice, until: Until) -> SliceState:
     at = piece.offset
     if at + footprint_bytes(piece.size, piece.chunk) > len(segment):
         return SliceState.STALE
@@ -104,7 +105,7 @@ def _copy(segment: memoryview, piece: ReadSlice, deadline: float) -> SliceState:
         return SliceState.CORRUPT
     source = payload + piece.start
     for done in range(0, len(piece.buffer), COPY_BYTES_MAX):
-        if done and time.monotonic() >= deadline:
+        if done and until.left(time.monotonic()) <= 0:
             return SliceState.LATE
         target = piece.buffer[done : done + COPY_BYTES_MAX]
         bad = copy_verified(
