@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-import structlog
 import uvloop
 
-from kvops import log as logs
 from kvops.errors import KvopsError
 from kvops.files import read_secret
+from kvops.log import configure, log
 from kvops.metrics import HttpServer, Reading, expose, serve_http
 from kvops.net import wire
 from kvops.net.auth import Hello, Listener, Welcome, decode
@@ -38,12 +38,11 @@ from kvops.store.model import GENERATION_SEQUENCE_BITS, Event, MasterStatus
 from kvops.store.snapshot import Snapshot
 from kvops.store.term import raise_term
 
+SWITCH_INTERVAL_S: Final = 0.0005  # for other threads (scrapes, the journal) to give the GIL back to the loop
 SPIN_S: Final = 50e-6  # after an answer: a caller in a closed loop asks again sooner than a wake-up takes
 WORK_INTERVAL_S: Final = 0.002
 SNAPSHOT_PAUSE_S: Final = 10.0  # between two attempts
 STALLED_S: Final = 2.0  # a loop that has not ticked for this long is not ready
-
-log = structlog.get_logger()
 
 
 class _Spinner:
@@ -437,6 +436,6 @@ def _count(labels: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], float]:
 
 def serve(config: MasterConfig) -> int:
     """Run one master in the foreground; its exit code."""
-    logs.configure(role="master", host=config.host, path=Path(config.log_file) if config.log_file else None)
-    structlog.contextvars.bind_contextvars(master=config.name)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    configure(role=config.name, host=config.host, path=Path(config.log_file) if config.log_file else None)
     return uvloop.run(Master(config).run())

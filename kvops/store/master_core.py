@@ -754,7 +754,7 @@ class MasterCore:
             self._adopt(store, np.array([row], m.SLOT_ROW), now_ms=now_ms)
         else:
             footprint = footprint_bytes(size, chunk_of(flags))
-            self._release((store.id, offset), generation, footprint, not_before_ms=now_ms)
+            self._release((store.id, offset), Generation(generation), footprint, not_before_ms=now_ms)
 
     def _adopt(self, store: Store, rows: NDArray[np.void], *, now_ms: int) -> None:
         """Objects that only their store knew: keys that are absent and distinct."""

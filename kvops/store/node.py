@@ -14,12 +14,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
-import structlog
 import uvloop
 
-from kvops import log as logs
 from kvops.errors import KvopsError, Refused, WireError
 from kvops.files import read_secret
+from kvops.log import configure, log
 from kvops.metrics import Reading, expose, serve_http
 from kvops.net import wire
 from kvops.net.auth import Hello, Listener, Welcome
@@ -38,8 +37,6 @@ from kvops.store.session import SLOTS_PER_FRAME, Session
 TICK_S: Final = 0.05
 ON_LOOP_TIMEOUT_S: Final = 2.0
 STOP_TIMEOUT_S: Final = 3.0
-
-log = structlog.get_logger()
 
 
 class _Peer(WirePeer):
@@ -314,6 +311,5 @@ class Node:
 
 def serve(config: StoreConfig) -> int:
     """Run one store node in the foreground; its exit code."""
-    logs.configure(role="store", host=config.host, path=Path(config.log_file) if config.log_file else None)
-    structlog.contextvars.bind_contextvars(store=config.name)
+    configure(role=config.name, host=config.host, path=Path(config.log_file) if config.log_file else None)
     return uvloop.run(Node(config).run())

@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-import structlog
-
 from kvops.errors import KvopsError, Unreachable, WireError
+from kvops.log import log
 from kvops.net import wire
 from kvops.net.auth import Hello, decode
 from kvops.net.link import Address, Link
@@ -25,8 +24,6 @@ CALL_TIMEOUT_S: Final = 2.0
 RETRY_S_FIRST: Final = 0.05
 RETRY_S_MAX: Final = 1.0
 SLOTS_PER_FRAME: Final = 4_096
-
-log = structlog.get_logger()
 
 
 class SessionOwner(Protocol):
