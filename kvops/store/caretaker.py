@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Final
 
 from kvops.errors import KvopsError
+from kvops.net.link import establish
 from kvops.net.wire import Kind
 from kvops.store import messages as m
-from kvops.store.channel import PROBE_TIMEOUT_S, MasterChannel, StoreChannel, Trouble, establish, now_ms
+from kvops.store.channel import PROBE_TIMEOUT_S, MasterChannel, StoreChannel, Trouble, now_ms
 from kvops.store.model import Reason
 
 QUEUE_MAX: Final = 256
