@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NewType
@@ -29,7 +30,9 @@ LOCATION: Final = np.dtype(
     ]
 )
 """Where one replica lies: 24 bytes, the same in the index and on the wire."""
-assert LOCATION.itemsize == 24
+LOCATION_ROW: Final = struct.Struct("<QQIHH")
+"""The same, for one row."""
+assert LOCATION.itemsize == LOCATION_ROW.size == 24
 
 Locations = NDArray[np.void]
 """Rows of ``LOCATION``."""
