@@ -951,15 +951,21 @@ class MasterCore:
         assert term > self.term
         self.term, self._sequence = term, 0
 
-    def work(self, *, now_ms: int) -> bool:
-        """One slice of background work, at most about 0.3 ms; whether more is due at once."""
-        more = self.stores.mature(now_ms=now_ms, count_max=EVICT_SLICE)
-        more |= self._expire(now_ms=now_ms)
-        more |= self._evict(now_ms=now_ms)
-        more |= self._sweep(now_ms=now_ms)
-        return more | self.index.maintain(SWEEP_SLICE)
+    @property
+    def has_work(self) -> bool:
+        """Whether ``work`` should be called soon, and after answers, rather than now and then."""
+        return bool(self._sweeps) or self._evicting or self._pressure_bytes > 0 or self.index.growing
 
-    def _expire(self, *, now_ms: int) -> bool:
+    def work(self, *, now_ms: int) -> None:
+        """One slice of background work, at most about 0.3 ms."""
+        self.stores.mature(now_ms=now_ms, count_max=EVICT_SLICE)
+        self._expire(now_ms=now_ms)
+        self._evict(now_ms=now_ms)
+        self._sweep(now_ms=now_ms)
+        if self.index.growing:
+            self.index.maintain(SWEEP_SLICE)
+
+    def _expire(self, *, now_ms: int) -> None:
         due: list[int] = []
         while self._expiry and self._expiry[0][0] <= now_ms and len(due) < EVICT_SLICE:
             _, slot, generation = heapq.heappop(self._expiry)
@@ -967,37 +973,35 @@ class MasterCore:
                 due.append(slot)
         if due:
             self._drop(np.array(due, np.int64), now_ms=now_ms)
-        return bool(self._expiry) and self._expiry[0][0] <= now_ms
 
-    def _evict(self, *, now_ms: int) -> bool:
+    def _evict(self, *, now_ms: int) -> None:
         """Keep a little of the pool free: start above the high watermark, stop below the low one."""
         capacity = self.stores.capacity_bytes()
         used = self.used_bytes()
         high = used > capacity * self.settings.eviction_high_watermark
         if not (high or self._pressure_bytes or self._evicting):
-            return False
+            return
         self._evicting = used > capacity * self.settings.eviction_low_watermark
         if not (self._evicting or self._pressure_bytes):
-            return False
+            return
         interval = 1 if high or self._pressure_bytes else EVICT_INTERVAL_MS
         if now_ms - self._last_evict_ms < interval:
-            return False
+            return
         self._last_evict_ms = now_ms
         victims = self._evictor.step(now_ms32=now_ms & U32, count_max=EVICT_SLICE)
         if self._evictor.exhausted:
             self._pressure_bytes = 0
         if not len(victims):
-            return False
+            return
         sizes = int(self.index.location["size"][victims].astype(np.int64).sum())
         self._pressure_bytes = max(0, self._pressure_bytes - sizes)
         self._drop(victims, now_ms=now_ms)
         self.counters.evicted += len(victims)
-        return False  # the next slice is due in a millisecond at the earliest
 
-    def _sweep(self, *, now_ms: int) -> bool:
+    def _sweep(self, *, now_ms: int) -> None:
         """Take objects out of the index that a lost store held, or that a store did not announce."""
         if not self._sweeps:
-            return False
+            return
         store, start = self._sweeps.popleft()
         stop = min(start + SWEEP_SLICE, self.index.slots_used)
         window = np.arange(max(start, 1), stop, dtype=np.int64)
@@ -1028,12 +1032,11 @@ class MasterCore:
             )  # no memory comes back: it is lost, or given anew
         if stop < self.index.slots_used:
             self._sweeps.append((store, stop))
-            return True
+            return
         store.announced = None
         if store.state is StoreState.GONE:
             self.stores.forget(store)
             self._event(now_ms, "store.forgotten", store.mount.name, id=store.id)
-        return bool(self._sweeps)
 
     def _event(self, now_ms: int, event: str, subject: str, **detail: str | int | float | bool) -> None:
         self.events.append(CoreEvent(now_ms, event, subject, detail))

@@ -181,17 +181,14 @@ class StoreTable:
             )
         return True
 
-    def mature(self, *, now_ms: int, count_max: int) -> bool:
-        """Free cleared memory whose leases have ended; whether more is due."""
-        while self._matured and self._matured[0][0] <= now_ms:
-            if count_max <= 0:
-                return True
+    def mature(self, *, now_ms: int, count_max: int) -> None:
+        """Free cleared memory whose leases have ended, ``count_max`` slots at most."""
+        while count_max > 0 and self._matured and self._matured[0][0] <= now_ms:
             count_max -= 1
             _, store_id, offset, footprint = heapq.heappop(self._matured)
             store = self._by_id.get(store_id)
             if store is not None and store.state is not StoreState.GONE:
                 self._free(store, offset, footprint)
-        return False
 
     @staticmethod
     def _free(store: Store, offset: int, footprint: int) -> None:
