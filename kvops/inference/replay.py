@@ -618,4 +618,6 @@ _PAST: Final = {
     "stop": "stopped",
     "start": "started",
 }
-_COPIED: Final = tuple(name for name in Done.__struct_fields__ if name in (RESULT.names or ()))
+_COPIED: Final = [
+    name for name in Done.__struct_fields__ if name in (RESULT.names or ()) and name != "lost_reason"
+]
