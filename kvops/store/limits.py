@@ -34,7 +34,9 @@ ALIGN_BYTES: Final = 64  # every object starts on a cache line
 BODY_BYTES_MAX: Final = 8 * MIB  # of one frame
 COPY_BYTES_MAX: Final = MIB  # one memcpy holds the GIL: look at the deadline after this much
 
-assert LEASE_MARGIN_MS < LEASE_TTL_MS < STORE_TTL_MS < PUT_TTL_MS, "a reader's lease ends before its store is given up"
+assert LEASE_MARGIN_MS < LEASE_TTL_MS < STORE_TTL_MS < PUT_TTL_MS, (
+    "a reader's lease ends before its store is given up"
+)
 assert BEAT_INTERVAL_MS * 4 <= STORE_TTL_MS, "one lost beat is no death"
 assert KEYS_PER_BATCH_MAX * 72 <= BODY_BYTES_MAX, "the largest batch fits a frame"
 assert CHUNK_BYTES % PART_CHUNK_BYTES == 0
