@@ -72,7 +72,7 @@ class ReplayResult:
 class Phase:
     """Figures of a stretch of a replay, for the table before and after a fault."""
 
-    requests: int
+    requests: int  # answered
     blocked: int  # requests with a pool call over its deadline, or never answered
     wrong_bytes: int
     bytes_checked: int
@@ -95,7 +95,7 @@ def phase(result: ReplayResult, chosen: NDArray[np.bool_]) -> Phase:
     pool_ms = rows["lookup_ms"] + rows["read_ms"]
     failed = int(np.count_nonzero(result.rows["state"][finished] == FAILED))
     return Phase(
-        requests=int(np.count_nonzero(finished)),
+        requests=len(rows),
         blocked=failed + int(np.count_nonzero(rows["over_deadline"])),
         wrong_bytes=int(rows["wrong_bytes"].sum()),
         bytes_checked=int(rows["pages_checked"].sum()) * result.page_bytes,
