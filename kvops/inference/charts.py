@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
 
 X_LABELS_MAX: Final = 6
+FLAG_WIDTH_PERCENT: Final = 8.0  # of a chart on a telephone
 _NICE: Final = (1, 2, 5, 10)
 
 
@@ -111,7 +112,7 @@ def lines(
         )
         shapes.append(f'<polyline points="{points}" style="stroke:var({one.color})"/>')
     every = 1 if high - low <= 5 else 2
-    ticks = [(height(10.0**power), number(10.0**power)) for power in range(low, high + 1, every)]
+    ticks = [(height(10.0**power), f"{10.0**power:,g}") for power in range(low, high + 1, every)]
     return _chart(title, note, x, x_max, series, markers, shapes, ticks, unit=unit, scale=1.0)
 
 
@@ -140,7 +141,8 @@ def _chart(
         f'<span style="left:{_percent(place, x_max):.2f}%">{place:g}{"" if place else " s"}</span>'
         for place in places
     )
-    flags = "".join(_flag(marker, x_max) for marker in markers)
+    rules = "".join(_rule(marker, x_max) for marker in markers)
+    flags = "".join(_flags(markers, x_max))
     legend = "".join(
         f'<li><s style="background:var({one.color})"></s>{escape(one.name)}</li>' for one in series
     )
@@ -162,17 +164,30 @@ def _chart(
         f'<ul class="legend">{legend}</ul>'
         f'<div class="frame"><div class="y">{y_labels}</div><div class="plot">'
         f'<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true"><g class="grid">{grid}</g>'
-        f'{"".join(shapes)}</svg>{flags}</div><div class="x">{x_labels}</div></div>'
+        f'{"".join(shapes)}</svg>{rules}{flags}</div><div class="x">{x_labels}</div></div>'
         f'<script type="application/json">{for_script(data)}</script></figure>'
     )
 
 
-def _flag(marker: Marker, x_max: float) -> str:
+def _rule(marker: Marker, x_max: float) -> str:
     css = ' class="strong"' if marker.strong else ""
     left = min(100.0, _percent(marker.x, x_max))
-    return (
-        f'<i{css} style="left:{left:.2f}%" title="{escape(marker.title)}"><b>{escape(marker.label)}</b></i>'
-    )
+    return f'<i{css} style="left:{left:.2f}%" title="{escape(marker.title)}"></i>'
+
+
+def _flags(markers: Sequence[Marker], x_max: float) -> Iterator[str]:
+    """One flag for markers that lie too close for one each."""
+    groups: list[list[Marker]] = []
+    for marker in sorted(markers, key=lambda one: one.x):
+        if groups and _percent(marker.x - groups[-1][0].x, x_max) < FLAG_WIDTH_PERCENT:
+            groups[-1].append(marker)
+        else:
+            groups.append([marker])
+    for group in groups:
+        text = group[0].label if len(group) == 1 else f"{group[0].label}–{group[-1].label}"
+        css = ' class="strong"' if any(marker.strong for marker in group) else ""
+        left = min(100.0, _percent((group[0].x + group[-1].x) / 2, x_max))
+        yield f'<b{css} style="left:{left:.2f}%">{escape(text)}</b>'
 
 
 def for_script(value: object) -> str:

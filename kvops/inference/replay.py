@@ -47,6 +47,7 @@ PROGRESS_INTERVAL_S: Final = 0.2
 EVENTS_MAX: Final = 10_000
 
 ACTIONS: Final = ("kill", "pause", "resume", "stop", "start")
+REPAIRS: Final = ("resume", "start")  # undo a fault: they do not part "before" from "after"
 
 
 class Launcher(Protocol):
@@ -394,6 +395,7 @@ class _Run:
                 self._report()
             self._result.wall_s = self._now()
             self._last_events()
+            self._result.events.sort(key=lambda event: event.at_s)  # a slow one is reported when it is done
         finally:
             self._selector.close()
         self._report(last=True)
@@ -563,9 +565,12 @@ class _Run:
         share = self._next / len(self._requests)
         while self._planned and self._planned[0].due(at_ms=at_ms, share=share):
             planned = self._planned.pop(0)
-            name = f"fault.{_PAST[planned.action]}"
             event = ReplayEvent(
-                at_s=self._now(), trace_s=at_ms / 1000, event=name, subject=planned.target, fault=True
+                at_s=self._now(),
+                trace_s=at_ms / 1000,
+                event=f"fault.{_PAST[planned.action]}",
+                subject=planned.target,
+                fault=planned.action not in REPAIRS,
             )
             self._launcher.begin(planned, event)
         for event in self._launcher.finished():

@@ -180,13 +180,12 @@ def _phase_texts(one: Phase) -> dict[str, str]:
 
 def _impact(result: ReplayResult, hit: Impact) -> str:
     rows = phase_rows(hit.before, hit.after)
-    table = _table(["", "before", "after"], rows, numbers=(1, 2))
-    name = fault_name(hit.event)
+    table = _table(["", "before", "after"], rows, numbers=(1, 2), narrow=True)
     text = recovery(hit)
     return (
-        f"<section><h2>{escape(name[0].upper() + name[1:])} after {number(hit.event.at_s)} s</h2>"
-        f"<p>{escape(text[0].upper() + text[1:])}. Blocked: a pool call came back after its deadline, or no answer "
-        f"at all. Slow: look-up and reads took more than {result.deadline_ms // 2} ms.</p>{table}</section>"
+        f"<section><h2>{escape(fault_name(hit.event))} after {number(hit.event.at_s)} s</h2>"
+        f"<p>{escape(text[0].upper() + text[1:])}. Blocked: a pool call came back after its "
+        f"deadline, or no answer at all. Slow: look-up and reads took more than {result.deadline_ms // 2} ms.</p>{table}</section>"
     )
 
 
@@ -319,7 +318,7 @@ def _events(events: Sequence[ReplayEvent], marked: Sequence[ReplayEvent]) -> str
         )
         for one in shown[:EVENTS_SHOWN_MAX]
     ]
-    table = _table(["", "at", "in the trace", "event", "subject", ""], rows, numbers=(1, 2))
+    table = _table(["", "at", "in the trace", "event", "subject", ""], rows, numbers=(1, 2), unbroken=(3, 4))
     left = len(shown) - EVENTS_SHOWN_MAX
     more = f"<p>… and {left:,} more.</p>" if left > 0 else ""
     return f"<section><h2>Events</h2>{table}{more}</section>"
@@ -330,7 +329,7 @@ def _nodes(figures: dict[str, list[dict[str, str | int | float]]]) -> str:
         (str(one["node"]), str(one["host"]), f"{one['requests']:,}", _share(float(one["gpu_busy_share"])))
         for one in figures["nodes"]
     ]
-    table = _table(["node", "host", "requests", "GPU busy"], rows, numbers=(2, 3))
+    table = _table(["node", "host", "requests", "GPU busy"], rows, numbers=(2, 3), narrow=True)
     return (
         "<section><h2>Nodes</h2>"
         "<p>GPU busy: modelled time over the trace's; above 100 % a queue only grows.</p>"
@@ -341,15 +340,24 @@ def _nodes(figures: dict[str, list[dict[str, str | int | float]]]) -> str:
 def _parameters(result: ReplayResult) -> str:
     table = _table(["", ""], list(result.parameters.items()))
     note = (
-        "Bytes, look-ups, reads and writes are real. Pages are smaller than a real model's: reads say how this pool on "
-        "this machine does, not how long a real page takes. GPU time follows kvops.inference.gpu_model."
+        "Bytes, look-ups, reads and writes are real. Pages are smaller than a real model's: reads say how this "
+        "pool on this machine does, not how long a real page takes. GPU time follows kvops.inference.gpu_model."
     )
     return f"<section><h2>What was replayed</h2>{table}<p>{note}</p></section>"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = ()) -> str:
+def _table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Sequence[int] = (),
+    unbroken: Sequence[int] = (),
+    narrow: bool = False,
+) -> str:
+    """A table; ``numbers`` and ``unbroken`` are columns that are right-aligned, or never broken."""
+
     def cell(tag: str, index: int, text: str) -> str:
-        css = ' class="n"' if index in numbers else ""
+        css = ' class="n"' if index in numbers else ' class="k"' if index in unbroken else ""
         return f"<{tag}{css}>{escape(text)}</{tag}>"
 
     top = "".join(cell("th", index, text) for index, text in enumerate(head))
@@ -357,4 +365,5 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Seque
         "<tr>" + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>" for row in rows
     )
     first = f"<thead><tr>{top}</tr></thead>" if any(head) else ""
-    return f'<div class="scroll"><table>{first}<tbody>{body}</tbody></table></div>'
+    css = "scroll narrow" if narrow else "scroll"
+    return f'<div class="{css}"><table>{first}<tbody>{body}</tbody></table></div>'
