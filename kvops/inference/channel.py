@@ -62,6 +62,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     wrong_bytes: int
     over_deadline: int
     write_failures: dict[str, int]
+    breakers: dict[str, str]  # those whose state has changed since the last request: name → state
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

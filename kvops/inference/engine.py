@@ -75,6 +75,7 @@ class PrefillNode:
         self._pool = pool
         self._gpu: GpuModel = MODELS[config.model]
         self._gpu_free_ms = 0.0
+        self._breakers: dict[str, str] = {}
         self._book = PageBook(config.page_bytes)
         tier = TierConfig(
             page_bytes=config.page_bytes,
@@ -117,7 +118,16 @@ class PrefillNode:
             wrong_bytes=fetched.wrong_bytes,
             over_deadline=fetched.over_deadline + written.over_deadline,
             write_failures=written.failed_pages,
+            breakers=self._changed_breakers(),
         )
+
+    def _changed_breakers(self) -> dict[str, str]:
+        health = self._pool.health()
+        now = {name: str(health[name]["breaker"]) for name in ("master", "group") if name in health}
+        now |= {str(store["name"]): str(store["breaker"]) for store in health.get("stores", ())}
+        changed = {name: state for name, state in now.items() if self._breakers.get(name, "closed") != state}
+        self._breakers |= now
+        return changed
 
     def _tokens(self, work: Work, pages: int) -> int:
         return min(pages * self._config.page_tokens, work.input_tokens)

@@ -369,7 +369,7 @@ class _Run:
             write_failures={},
             wall_s=0.0,
             lag_s=0.0,
-            started_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            started_at="",
             hosts=config.hosts,
             page_bytes=config.page_bytes,
             deadline_ms=config.deadline_ms,
@@ -387,6 +387,8 @@ class _Run:
         try:
             self._wait_until_ready()
             self._started = time.monotonic()
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            self._result.started_at = now.replace("+00:00", "Z")
             while self._finished < len(self._requests):
                 self._carry_out()
                 wait_s = self._send()
@@ -532,6 +534,9 @@ class _Run:
             row["lost_reason"] = self._result.reasons.index(done.lost_reason)
         for reason, pages in done.write_failures.items():
             self._result.write_failures[reason] = self._result.write_failures.get(reason, 0) + pages
+        for name, state in done.breakers.items():
+            if state in _BREAKER_EVENTS:
+                self._note(_BREAKER_EVENTS[state], name, f"at {engine.name}")
         if done.wrong_bytes:
             self._note("page.corrupted", engine.name, f"request {done.index}: {done.wrong_bytes} wrong bytes")
         self._settled.add(self._requests[done.index].hash_ids)
@@ -623,6 +628,7 @@ _PAST: Final = {
     "stop": "stopped",
     "start": "started",
 }
+_BREAKER_EVENTS: Final = {"open": "breaker.opened", "closed": "breaker.closed"}
 _COPIED: Final = [
     name for name in Done.__struct_fields__ if name in (RESULT.names or ()) and name != "lost_reason"
 ]

@@ -182,10 +182,13 @@ def _impact(result: ReplayResult, hit: Impact) -> str:
     rows = phase_rows(hit.before, hit.after)
     table = _table(["", "before", "after"], rows, numbers=(1, 2), narrow=True)
     text = recovery(hit)
+    words = (
+        "Blocked: a pool call came back after its deadline, or no answer at all. "
+        f"Slow: look-up and reads took more than {result.deadline_ms // 2} ms."
+    )
     return (
         f"<section><h2>{escape(fault_name(hit.event))} after {number(hit.event.at_s)} s</h2>"
-        f"<p>{escape(text[0].upper() + text[1:])}. Blocked: a pool call came back after its "
-        f"deadline, or no answer at all. Slow: look-up and reads took more than {result.deadline_ms // 2} ms.</p>{table}</section>"
+        f"<p>{escape(text[0].upper() + text[1:])}. {words}</p>{table}</section>"
     )
 
 
@@ -341,7 +344,8 @@ def _parameters(result: ReplayResult) -> str:
     table = _table(["", ""], list(result.parameters.items()))
     note = (
         "Bytes, look-ups, reads and writes are real. Pages are smaller than a real model's: reads say how this "
-        "pool on this machine does, not how long a real page takes. GPU time follows kvops.inference.gpu_model."
+        "pool does on this machine, not how long a real page takes. GPU time follows "
+        "kvops.inference.gpu_model."
     )
     return f"<section><h2>What was replayed</h2>{table}<p>{note}</p></section>"
 

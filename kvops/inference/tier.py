@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -27,10 +28,10 @@ ms."""
 class PoolLike(Protocol):
     """The part of a pool that a tier needs; what each call does and promises is the pool's own contract."""
 
-    def prefix_hits(self, keys: Sequence[str]) -> int:
-        """How many keys from the start are present."""
+    def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
+        """How many keys from the start are present; 0 without an answer."""
 
-    def batch_exists(self, keys: Sequence[str]) -> list[bool]:
+    def batch_exists(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> list[bool]:
         """Which keys are present; neither leases nor touches them."""
 
     def batch_get_into(
@@ -47,10 +48,19 @@ class PoolLike(Protocol):
         options: PutOptions | None = None,
         depths: Sequence[int] | None = None,
     ) -> list[Outcome]:
-        """Store objects, an outcome a key; one that exists is a success that stores nothing."""
+        """
+        Store objects, an outcome a key; one that exists is a success that stores nothing, and EXISTS without
+        ``ok`` means that somebody else is writing it.
+        """
 
-    def touch(self, keys: Sequence[str]) -> None:
+    def touch(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> None:
         """These were used elsewhere: keep them as if they had been looked up."""
+
+    def health(self) -> dict[str, Any]:
+        """
+        What the client knows without asking: ``{"master": {"breaker"}, "group": …, "stores": [{"name",
+        "breaker"}]}``.
+        """
 
     def close(self) -> None:
         """Let go of every connection."""
@@ -156,7 +166,9 @@ class HostTier:
         self._wrong_bytes = wrong_bytes
         self._clock = clock
         rows = config.l2_pages + BATCH_PAGES
-        self._rows: Bytes = np.empty((rows, config.page_bytes), dtype=np.uint8)
+        # Anonymous memory of our own: it starts on a page, as copies into it want (64 B); numpy's starts 16 B after one.
+        memory = mmap.mmap(-1, rows * config.page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._rows: Bytes = np.frombuffer(memory, dtype=np.uint8).reshape(rows, config.page_bytes)
         self._free = list(range(rows - 1, -1, -1))
         self._l2: OrderedDict[str, int] = OrderedDict()  # key → row, oldest first
 
@@ -182,9 +194,10 @@ class HostTier:
             fetched.stopped_by = Reason.TIMEOUT
             return fetched
         started = self._clock()
-        present = self._pool.prefix_hits(wanted)
+        deadline_ms = min(self._config.deadline_ms, int(budget_ms))
+        present = self._pool.prefix_hits(wanted, deadline_ms=deadline_ms)
         fetched.lookup_ms = self._since_ms(started)
-        fetched.over_deadline += fetched.lookup_ms > self._config.deadline_ms + OVER_DEADLINE_GRACE_MS
+        fetched.over_deadline += fetched.lookup_ms > deadline_ms + OVER_DEADLINE_GRACE_MS
         for first in range(0, present, BATCH_PAGES):
             left_ms = int(budget_ms - fetched.lookup_ms - fetched.read_ms)
             if left_ms < 1:
@@ -272,8 +285,8 @@ class HostTier:
         write = True
         if fetched.l2_pages:
             held = keys[: fetched.l2_pages]
-            self._pool.touch(held)
-            there = self._pool.batch_exists(held)
+            self._pool.touch(held, deadline_ms=self._config.deadline_ms)
+            there = self._pool.batch_exists(held, deadline_ms=self._config.deadline_ms)
             lost = [(depth, key) for depth, key in enumerate(held) if not there[depth] and key in self._l2]
             for first in range(0, len(lost), BATCH_PAGES):
                 some = lost[first : first + BATCH_PAGES]
@@ -305,7 +318,7 @@ class HostTier:
         written.over_deadline += took_ms > deadline_ms + OVER_DEADLINE_GRACE_MS
         taken = False
         for outcome in outcomes:
-            if outcome.ok:
+            if outcome.ok or outcome.reason is Reason.EXISTS:
                 taken = True
                 written.stored_pages += outcome.reason is Reason.STORED
                 written.existing_pages += outcome.reason is not Reason.STORED

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from kvops.store.model import Outcome, PutOptions, Reason
 
@@ -21,10 +22,10 @@ class MemoryPool:
         self.put_reason: Reason | None = None  # what every put ends with
         self.closed = False
 
-    def prefix_hits(self, keys: Sequence[str]) -> int:
+    def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
         return next((i for i, key in enumerate(keys) if key not in self.objects), len(keys))
 
-    def batch_exists(self, keys: Sequence[str]) -> list[bool]:
+    def batch_exists(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> list[bool]:
         return [key in self.objects for key in keys]
 
     def batch_get_into(
@@ -58,11 +59,14 @@ class MemoryPool:
             outcomes.append(Outcome(True, reason, len(buffer)))
         return outcomes
 
-    def touch(self, keys: Sequence[str]) -> None:
+    def touch(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> None:
         self.touched += keys
 
     def close(self) -> None:
         self.closed = True
+
+    def health(self) -> dict[str, Any]:
+        return {}
 
 
 class FolderPool:
@@ -88,12 +92,12 @@ class FolderPool:
             raise ZeroDivisionError("a bug of the pool")
         return Reason(word)
 
-    def prefix_hits(self, keys: Sequence[str]) -> int:
+    def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
         if self._trouble():
             return 0
         return next((i for i, key in enumerate(keys) if not self._path(key).exists()), len(keys))
 
-    def batch_exists(self, keys: Sequence[str]) -> list[bool]:
+    def batch_exists(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> list[bool]:
         return [self._path(key).exists() for key in keys]
 
     def batch_get_into(
@@ -136,11 +140,15 @@ class FolderPool:
             outcomes.append(Outcome(True, Reason.STORED, len(buffer)))
         return outcomes
 
-    def touch(self, keys: Sequence[str]) -> None:
+    def touch(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> None:
         """Nothing is ever evicted."""
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    def health(self) -> dict[str, Any]:
+        trouble = (self._folder / "trouble").exists()
+        return {"stores": [{"name": "store-2", "breaker": "open" if trouble else "closed"}]}
 
 
 def open_folder(*, folder: str, host: str) -> FolderPool:
