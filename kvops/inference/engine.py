@@ -123,7 +123,9 @@ class PrefillNode:
 
     def _changed_breakers(self) -> dict[str, str]:
         health = self._pool.health()
-        now = {name: str(health[name]["breaker"]) for name in ("master", "group") if name in health}
+        now: dict[str, str] = {
+            name: str(health[name]["breaker"]) for name in ("master", "group") if name in health
+        }
         now |= {str(store["name"]): str(store["breaker"]) for store in health.get("stores", ())}
         changed = {name: state for name, state in now.items() if self._breakers.get(name, "closed") != state}
         self._breakers |= now

@@ -343,8 +343,8 @@ def _nodes(figures: dict[str, list[dict[str, str | int | float]]]) -> str:
 def _parameters(result: ReplayResult) -> str:
     table = _table(["", ""], list(result.parameters.items()))
     note = (
-        "Bytes, look-ups, reads and writes are real. Pages are smaller than a real model's: reads say how this "
-        "pool does on this machine, not how long a real page takes. GPU time follows "
+        "Bytes, look-ups, reads and writes are real. Pages are smaller than a real model's: reads say how "
+        "this pool does on this machine, not how long a real page takes. GPU time follows "
         "kvops.inference.gpu_model."
     )
     return f"<section><h2>What was replayed</h2>{table}<p>{note}</p></section>"

@@ -58,8 +58,10 @@ class PoolLike(Protocol):
 
     def health(self) -> dict[str, Any]:
         """
-        What the client knows without asking: ``{"master": {"breaker"}, "group": …, "stores": [{"name",
-        "breaker"}]}``.
+        What the client knows without asking anybody.
+
+        ``{"master": {"breaker"}, "group": {"breaker"}, "stores": [{"name", "breaker"}]}``, each breaker
+        ``closed``, ``open`` or ``half_open``.
         """
 
     def close(self) -> None:
@@ -166,7 +168,7 @@ class HostTier:
         self._wrong_bytes = wrong_bytes
         self._clock = clock
         rows = config.l2_pages + BATCH_PAGES
-        # Anonymous memory of our own: it starts on a page, as copies into it want (64 B); numpy's starts 16 B after one.
+        # Memory that starts on a page, as fast copies want it (64 B); numpy's own starts 16 B after one.
         memory = mmap.mmap(-1, rows * config.page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._rows: Bytes = np.frombuffer(memory, dtype=np.uint8).reshape(rows, config.page_bytes)
         self._free = list(range(rows - 1, -1, -1))
