@@ -163,7 +163,7 @@ def replay(
         config: How.
         launcher: Carries out ``config.events``, in a thread of its own, while requests go on.
         on_progress: Called now and then.
-        on_event: Called for each event as it happens.
+        on_event: Called for each event as it happens; for a planned one as it begins, and again if it fails.
 
     Raises:
         UsageError: ``check`` refuses it.
@@ -578,8 +578,14 @@ class _Run:
                 fault=planned.action not in REPAIRS,
             )
             self._launcher.begin(planned, event)
+            self._tell(event)
+        self._take_finished()
+
+    def _take_finished(self) -> None:
+        """Events that were told when they began enter the result when they are done, or say that they failed."""
+        assert self._launcher is not None
         for event in self._launcher.finished():
-            self._record(event)
+            self._record(event, tell=event.event == "fault.failed")
 
     def _last_events(self) -> None:
         """Events that end with the trace still count: wait for them, but not for ever."""
@@ -587,8 +593,7 @@ class _Run:
             return
         self._carry_out()
         self._launcher.join(START_TIMEOUT_S)
-        for event in self._launcher.finished():
-            self._record(event)
+        self._take_finished()
 
     def _note(self, event: str, subject: str, detail: str) -> None:
         trace_s = float(self._result.arrival_ms[min(self._next, len(self._requests) - 1)]) / 1000
@@ -596,9 +601,13 @@ class _Run:
             ReplayEvent(at_s=self._now(), trace_s=trace_s, event=event, subject=subject, detail=detail)
         )
 
-    def _record(self, event: ReplayEvent) -> None:
+    def _record(self, event: ReplayEvent, *, tell: bool = True) -> None:
         if len(self._result.events) < EVENTS_MAX:
             self._result.events.append(event)
+        if tell:
+            self._tell(event)
+
+    def _tell(self, event: ReplayEvent) -> None:
         if self._on_event is not None:
             self._on_event(event)
 
