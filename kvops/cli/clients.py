@@ -38,7 +38,8 @@ def connect_pool(target: Target, *, timeout_s: float, namespace: str | None = No
     Raises:
         Unreachable: The group does not run.
     """
-    import kvops
+    masters = target.require_masters()
+    import kvops  # the client loads numpy: only for commands that use the pool
 
     more: dict[str, Any] = {}
     if namespace is not None:
@@ -47,7 +48,7 @@ def connect_pool(target: Target, *, timeout_s: float, namespace: str | None = No
         except ValueError:
             raise UsageError(f"{namespace!r} is not a namespace digest", fix="write 32 hex digits") from None
     return kvops.connect(
-        target.require_masters(),
+        masters,
         deadline_ms=max(1, int(timeout_s * 1000)),
         secret_file=str(target.secret_file) if target.secret_file is not None else None,
         **more,

@@ -19,9 +19,8 @@ import msgspec
 from kvops.cli.options import Settings
 from kvops.errors import ConfigError, Unreachable, UsageError
 from kvops.fleet.files import load_yaml, write_private
-from kvops.fleet.local import GroupState, LocalGroup, default_state_dir, local_groups
+from kvops.fleet.local import DEFAULT_GROUP, GroupState, LocalGroup, default_state_dir, local_groups
 
-DEFAULT_GROUP: Final = "local"
 SYSTEM_FILE: Final = Path("/etc/kvops/config.yaml")
 
 

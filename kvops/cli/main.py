@@ -8,6 +8,7 @@ Commands are named in ``COMMANDS`` alone; a module is imported when its command 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -30,6 +31,9 @@ EXIT_LEFT_BEHIND: Final = 4
 EXIT_REFUSED: Final = 5
 EXIT_BUG: Final = 70
 EXIT_INTERRUPTED: Final = 130
+
+# What a full machine answers: no bug of ours, wherever it comes up.
+_MACHINE_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class Row(NamedTuple):
@@ -160,6 +164,15 @@ def _run(args: list[str]) -> int:
         if _reader_is_gone():
             return EXIT_OK
         return _bug(error, args)
+    except OSError as error:
+        if error.errno not in _MACHINE_ERRORS:
+            return _bug(error, args)
+        what = error.strerror or str(error)
+        if error.filename:
+            what = f"{error.filename}: {what}"
+        return _report(
+            "MachineError", what, "the machine has run out of it: free some, then try again", EXIT_NO, args
+        )
     except Exception as error:  # noqa: BLE001 (the one place where everything unexpected becomes exit code 70)
         return _bug(error, args)
 
@@ -172,8 +185,8 @@ def _report(kind: str, what: str, fix: str, code: int, args: list[str]) -> int:
         error = {"kind": kind, "what": what, "fix": fix, "exit_code": code}
         try:
             click.echo(json.dumps({"schema": 1, "error": error}, ensure_ascii=False))
-        except BrokenPipeError:
-            pass  # the reader went away; the code still says it
+        except OSError:
+            pass  # nobody reads, or nothing can be written: the code still says it
     else:
         color = None if "NO_COLOR" not in os.environ else False
         click.secho("error: ", fg="red", bold=True, nl=False, err=True, color=color)

@@ -105,9 +105,9 @@ class Output:
         return self.format in ("table", "wide")
 
     def line(self, text: str = "") -> None:
-        """A line of human output; other formats do not have it."""
-        if self.human:
-            click.echo(text, color=self.color)
+        """A line of human output: on stderr beside TSV; JSON and names do without."""
+        if self.human or (self.format == "tsv" and not self.settings.quiet):
+            click.echo(text, color=self.color, err=not self.human)
 
     def header(self, label: str, text: str = "") -> None:
         """The first line of human output: the group and its environment."""

@@ -188,6 +188,8 @@ def judge(
             )
         )
     serving = [row for row in stores if row["state"] in _SERVING]
+    if not known:
+        reasons = [Reason(code="group.not_started", subject=group, text="it was never started here")]
     if stopped_since is not None and not any(one.life is Life.RUNNING for one in known):
         reasons = [Reason(code="group.stopped", subject=group, text="it was stopped", since=stopped_since)]
         unseen = []
@@ -245,7 +247,7 @@ def _master_row(one: Known, status: MasterStatus | None) -> dict[str, Any]:
     return {
         "name": status.name if status is not None else one.name,
         "address": one.address or (status.address if status is not None else ""),
-        "pid": status.pid if status is not None else one.pid,
+        "pid": status.pid if status is not None else one.pid or None,
         "host": status.host if status is not None else one.host,
         "role": role,
         "term": term,
@@ -272,7 +274,7 @@ def _store_row(
     return {
         "name": name,
         "address": info.address if info is not None else (one.address if one is not None else ""),
-        "pid": one.pid if one is not None else (info.pid if info is not None else 0),
+        "pid": (one.pid if one is not None else info.pid if info is not None else 0) or None,
         "host": info.host if info is not None else (one.host if one is not None else ""),
         "numa_node": info.numa_node if info is not None else (one.numa_node if one is not None else 0),
         "state": state,

@@ -21,6 +21,7 @@ import fcntl
 import hashlib
 import os
 import select
+import shlex
 import shutil
 import signal
 import site
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from kvops.fleet.config import MasterConfig, StoreConfig
 
 STATE_SCHEMA: Final = 1
+DEFAULT_GROUP: Final = "local"
 STORES_MAX: Final = 64  # on one machine
 LOG_BYTES_MAX: Final = 64 * MIB  # a longer log is set aside at the next start
 LOG_TAIL_LINES: Final = 12  # shown when a member ends while starting
@@ -246,6 +248,7 @@ class LocalGroup:
         self.state_file = self.folder / "group.yaml"
         self.secret_file = self.folder / "secret"
         self._command = command
+        self._kvops = "kvops" if name == DEFAULT_GROUP else f"kvops -g {name}"  # how hints begin
 
     # Looking
 
@@ -307,7 +310,7 @@ class LocalGroup:
         if state is None:
             raise Unreachable(
                 f"there is no group {self.name} in {self.state_dir}",
-                fix="start it: kvops start, or name one with -g",
+                fix=f"start it: {self._kvops} start, or name another with -g",
             )
         return state
 
@@ -388,11 +391,10 @@ class LocalGroup:
             running = [member.name for member in former.members if member.running] if former else []
             if running:
                 whole = former is not None and len(running) == len(former.members)
+                stop = f"stop it first: {self._kvops} stop"
                 raise AlreadyRunning(
                     f"group {self.name} runs already: {', '.join(running)}",
-                    fix="stop it first: kvops stop"
-                    if whole
-                    else "start what is missing: kvops restart MEMBER, or stop it: kvops stop",
+                    fix=stop if whole else f"start what is missing: {self._kvops} restart MEMBER, or {stop}",
                 )
             self._preflight(plan)
             self._prepare_folders()
@@ -501,7 +503,7 @@ class LocalGroup:
             raise UsageError(f"{action!r} is not an action", fix=f"use {', '.join([*signals, 'start'])}")
         identity = member.identity
         if identity is None or not send_signal(identity, signals[action]):
-            raise Unreachable(f"{name} does not run", fix=f"start it: kvops restart {name}")
+            raise Unreachable(f"{name} does not run", fix=f"start it: {self._kvops} restart {name}")
         if action in ("kill", "stop"):
             wait_ended([identity], timeout_s=TERM_GRACE_S)  # collects it, when it is a child of ours
         return f"{name} got {signals[action].name} (pid {member.pid})"
@@ -514,7 +516,7 @@ class LocalGroup:
         for name in ["master-0", *(f"store-{i}" for i in range(plan.stores))]:
             role = name.partition("-")[0]
             steps.append(f"write {self.config_file(name)}")
-            steps.append(f"run   {' '.join(self._command(role, self.config_file(name)))}")
+            steps.append(f"run   {shlex.join(self._command(role, self.config_file(name)))}")
             steps.append(f"wait  until {name} is ready; log in {self.log_file(name)}")
         return steps
 
@@ -671,7 +673,7 @@ class LocalGroup:
                 names = ", ".join(one.member.name for one in late)
                 raise Unreachable(
                     f"{names} {'was' if len(late) == 1 else 'were'} not ready in time",
-                    fix=f"see kvops logs {late[0].member.name}, or allow more with --timeout",
+                    fix=f"see {self._kvops} logs {late[0].member.name}, or allow more with --timeout",
                 )
         return state
 
@@ -682,7 +684,7 @@ class LocalGroup:
         if member.role == "master" and not member.addresses.get("listen"):
             raise StartFailed(
                 f"{member.name} did not say where it listens",
-                fix=f"see kvops logs {member.name}",
+                fix=f"see {self._kvops} logs {member.name}",
                 log_lines=_tail(self.log_file(member.name), one.log_offset),
             )
         state = state.with_member(member)
@@ -708,7 +710,7 @@ class LocalGroup:
             how = f"by {signal.Signals(-code).name}"
         else:
             how = f"with exit code {code}" if code is not None else "at once"
-        fix = f"its last log lines say why; all of it: kvops logs {name}"
+        fix = f"its last log lines say why; all of it: {self._kvops} logs {name}"
         if code == -signal.SIGKILL:
             fix = (
                 "if nobody killed it, the kernel did for want of memory (dmesg): use a smaller --segment-size"
@@ -780,7 +782,7 @@ class LocalGroup:
         for member in members:
             if member.name in gone:
                 state = state.with_member(
-                    msgspec.structs.replace(member, pid=0, started_ticks=0, ready=False)
+                    msgspec.structs.replace(member, pid=0, started_ticks=0, ready=False, addresses={})
                 )
         self._write(state)
         if left:
