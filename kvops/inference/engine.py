@@ -38,9 +38,9 @@ def connect_pool(**options: object) -> PoolLike:
     """Connect to a kvops pool; the options are those of ``kvops.connect``."""
     import kvops
 
-    address = options.pop("address")
+    masters = options.pop("masters")
     connect = cast("Callable[..., PoolLike]", kvops.connect)
-    return connect(address, **options)
+    return connect(masters, **options)
 
 
 def load_factory(name: str) -> PoolFactory:

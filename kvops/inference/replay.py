@@ -53,7 +53,7 @@ REPAIRS: Final = ("resume", "start")  # undo a fault: they do not part "before" 
 class Launcher(Protocol):
     """Does something to a member of the group in the middle of a replay; handed in by the command line."""
 
-    def __call__(self, action: str, target: str) -> str:
+    def __call__(self, action: str, target: str, /) -> str:
         """Carry out one of ``ACTIONS``; returns what was done, for people. Raises ``KvopsError`` when it
         could not.
         """
@@ -582,7 +582,7 @@ class _Run:
         self._take_finished()
 
     def _take_finished(self) -> None:
-        """Events that were told when they began enter the result when they are done, or say that they failed."""
+        """Events that were told when they began enter the result when done, or say that they failed."""
         assert self._launcher is not None
         for event in self._launcher.finished():
             self._record(event, tell=event.event == "fault.failed")
