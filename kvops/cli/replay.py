@@ -16,9 +16,10 @@ from kvops.cli.context import Target, resolve
 from kvops.cli.options import DURATION_MS, PATH, SIZE_BYTES, Settings
 from kvops.cli.output import Column, Output, Progress
 from kvops.errors import KvopsError, ParseError, Refused, UsageError
+from kvops.store.limits import KIB, MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvops.inference.replay import Planned, ReplayConfig
     from kvops.inference.replay import Progress as Reached
@@ -34,25 +35,25 @@ EVENT_COLUMNS: Final = (Column("at_s", title="at"), Column("event"), Column("sub
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
-    """What the command line says."""
+class Said:
+    """What is to be replayed, and how, as the command line says it."""
 
-    trace: str | None
-    workload: str | None
-    requests: int | None
-    seed: int
-    speed: float
-    nodes: int
-    at: tuple[str, ...]
-    report: Path | None
-    page_size: int
-    l2_size: int
-    prefetch: str
-    deadline: int
-    model: str
-    transports: tuple[str, ...]
-    warm: bool
-    yes: bool
+    trace: str | None = None
+    workload: str | None = None
+    requests: int | None = None
+    seed: int = 1
+    speed: float = 0.0
+    nodes: int = 2
+    at: tuple[str, ...] = ()
+    report: Path | None = None
+    page_size: int = 64 * KIB
+    l2_size: int = 64 * MIB
+    prefetch: str = "timeout"
+    deadline: int = 200
+    model: str = "llama-70b"
+    transports: tuple[str, ...] = ()
+    warm: bool = False
+    yes: bool = False
 
 
 @options.command("replay")
@@ -114,36 +115,32 @@ def command(settings: Settings, /, **values: Any) -> int:
       kvops replay conversation_trace.jsonl --nodes 3 --report replay.html
       kvops replay --workload agentic --requests 2000 --at 50%:kill:store-2
     """
-    from kvops.inference import replay as engine
-    from kvops.inference.report import write_report
+    from kvops.inference.report import check_writable, write_report
     from kvops.inference.results import summary
 
-    said = _Said(**values)
+    said = Said(**values)
     out = Output(settings)
     target = resolve(settings)
-    requests, title = _requests(said)
-    planned = tuple(parse_planned(text) for text in said.at)
-    config = _config(target, requests, planned, said)
-    engine.check(requests, config)
     if target.protect and not said.yes:
         what = f"{target.name} is protected, and a replay puts load on it"
         raise Refused(what, fix="add --yes, or name another group")
+    requests, title = read_requests(said)
+    config = make_config(target, requests, said)
+    if said.report is not None:
+        check_writable(str(said.report))
     out.header(target.label, f"{title}: {len(requests):,} requests on {said.nodes} nodes")
     with Progress(settings, "replay", total=len(requests)) as bar:
-        result = engine.replay(
-            requests,
-            config,
-            launcher=target.require_local().act if planned else None,
-            on_progress=_Bar(bar),
-            on_event=lambda event: bar.say(event_text(event)),
-        )
-    result.events.extend(_group_events(target, result))
-    result.events.sort(key=lambda event: event.at_s)
+        result = run(target, requests, config, bar=bar, tell=lambda event: bar.say(event_text(event)))
     figures = summary(result)
     if said.report is not None:
         write_report(str(said.report), result, title=title)
         figures["report"] = str(said.report)
     show(out, result, figures)
+    return exit_code(figures)
+
+
+def exit_code(figures: dict[str, Any]) -> int:
+    """1 when a promise was broken: bytes were wrong, or requests went unanswered."""
     return 1 if figures["wrong_bytes"] or figures["failed"] else 0
 
 
@@ -176,7 +173,7 @@ def parse_planned(text: str) -> Planned:
         raise UsageError(f"--at {text}: {error.what}", fix=fix) from None
 
 
-def _requests(said: _Said) -> tuple[list[Request], str]:
+def read_requests(said: Said) -> tuple[list[Request], str]:
     """The requests, and what to call them."""
     from kvops.inference.synth import WORKLOADS, generate
     from kvops.inference.trace import read_trace
@@ -192,17 +189,21 @@ def _requests(said: _Said) -> tuple[list[Request], str]:
     return list(made), f"{said.workload}, seed {said.seed}"
 
 
-def _config(
-    target: Target, requests: Sequence[Request], planned: tuple[Planned, ...], said: _Said
-) -> ReplayConfig:
+def make_config(target: Target, requests: Sequence[Request], said: Said) -> ReplayConfig:
+    """
+    How to replay on a group.
+
+    Raises:
+        UsageError: A value is out of range, or an event names no member of a local group.
+        Unreachable: The group does not run.
+    """
     from kvops.cli.units import split_list
-    from kvops.inference.replay import ReplayConfig
+    from kvops.inference.replay import ReplayConfig, check
     from kvops.inference.tier import PrefetchPolicy
 
-    if planned:
-        local = target.require_local()
-        for one in planned:
-            local.require().member(one.target)
+    planned = tuple(parse_planned(text) for text in said.at)
+    for one in planned:
+        target.require_local().require().member(one.target)
     pool_options: dict[str, str | int | list[str] | None] = {
         "masters": target.require_masters(),
         "secret_file": None if target.secret_file is None else str(target.secret_file),
@@ -211,7 +212,7 @@ def _config(
     }
     if said.transports:
         pool_options["transports_between_hosts"] = split_list(said.transports)
-    return ReplayConfig(
+    config = ReplayConfig(
         pool_factory="kvops.inference.engine:connect_pool",
         pool_options=pool_options,
         hosts=tuple(f"host-{number}" for number in range(said.nodes)),
@@ -225,6 +226,26 @@ def _config(
         model=said.model,
         events=planned,
     )
+    check(requests, config)
+    return config
+
+
+def run(
+    target: Target,
+    requests: Sequence[Request],
+    config: ReplayConfig,
+    *,
+    bar: Progress,
+    tell: Callable[[ReplayEvent], None],
+) -> ReplayResult:
+    """Replay, and add what the group itself says happened meanwhile."""
+    from kvops.inference.replay import replay
+
+    launcher = target.require_local().act if config.events else None
+    result = replay(requests, config, launcher=launcher, on_progress=_Bar(bar), on_event=tell)
+    result.events.extend(_group_events(target, result))
+    result.events.sort(key=lambda event: event.at_s)
+    return result
 
 
 def key_prefix(requests: Sequence[Request], *, page_bytes: int, warm: bool) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -44,6 +45,17 @@ WHY: Final = {
 }
 
 
+def check_writable(path: str) -> None:
+    """
+    Refuse a place for a report before the long work of which it is to tell.
+
+    Raises:
+        UsageError: No file can be made there.
+    """
+    with _beside(path) as part:
+        part.touch()
+
+
 def write_report(path: str, result: ReplayResult, *, title: str) -> None:
     """
     Write the report to a file; it appears whole or not at all.
@@ -51,16 +63,23 @@ def write_report(path: str, result: ReplayResult, *, title: str) -> None:
     Raises:
         UsageError: The file cannot be written.
     """
-    beside = Path(f"{path}.{os.getpid()}.part")
+    with _beside(path) as part:
+        part.write_text(render(result, title=title), encoding="utf-8")
+        part.replace(path)
+
+
+@contextmanager
+def _beside(path: str) -> Iterator[Path]:
+    """A file beside ``path`` to write to first; it is gone afterwards."""
+    part = Path(f"{path}.{os.getpid()}.part")
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(render(result, title=title), encoding="utf-8")
-        beside.replace(path)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        yield part
     except OSError as error:
         what = f"the report {path} cannot be written: {error.strerror}"
         raise UsageError(what, fix="name a file in a writable folder: --report FILE.html") from None
     finally:
-        beside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
 def render(result: ReplayResult, *, title: str) -> str:
