@@ -50,7 +50,9 @@ def connect_pool(target: Target, *, timeout_s: float, namespace: str | None = No
     return kvops.connect(
         masters,
         deadline_ms=max(1, int(timeout_s * 1000)),
-        secret_file=str(target.secret_file) if target.secret_file is not None else None,
+        secret_file=target.secret_file,
+        group=target.name,
+        name="kvops",
         **more,
     )
 
@@ -137,3 +139,24 @@ def look(target: Target, *, timeout_s: float) -> Judgement:
         since=last_change(sorted(events, key=lambda event: event.time)),
         stopped_since=stopped_since,
     )
+
+
+def leader_status(target: Target, *, timeout_s: float) -> MasterStatus:
+    """
+    What the group's leader knows of it.
+
+    Raises:
+        Unreachable: The group does not run, or no leader answered in time.
+    """
+    target.require_masters()
+    trouble: KvopsError = Unreachable(f"no master of {target.name} leads", fix="see kvops status")
+    for address in target.control:
+        with closing(control_client(address, target.secret(), timeout_s=timeout_s)) as client:
+            try:
+                status = client.status()
+            except Unreachable as error:
+                trouble = error
+                continue
+        if status.role == "leader":
+            return status
+    raise trouble

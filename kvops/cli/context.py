@@ -18,7 +18,7 @@ import msgspec
 
 from kvops.cli.options import Settings
 from kvops.errors import ConfigError, Unreachable, UsageError
-from kvops.fleet.files import load_yaml, write_private
+from kvops.files import load_yaml, write_private
 from kvops.fleet.local import DEFAULT_GROUP, GroupState, LocalGroup, default_state_dir, local_groups
 
 SYSTEM_FILE: Final = Path("/etc/kvops/config.yaml")
@@ -119,7 +119,7 @@ class Target:
         Raises:
             ConfigError: There is none, or it cannot be read.
         """
-        from kvops.fleet.files import read_secret
+        from kvops.files import read_secret
 
         if self.secret_file is None:
             raise ConfigError(f"context {self.name} names no secret_file", fix="add secret_file: PATH to it")
@@ -254,9 +254,8 @@ def use(name: str, *, env: Mapping[str, str] = os.environ) -> Path:
     _load(path)  # a file that is wrong already is not to be made worse
     text = path.read_text() if path.is_file() else ""
     line = f"group: {name}"
-    if re.search(r"(?m)^group:.*$", text):
-        text = re.sub(r"(?m)^group:.*$", line, text, count=1)
-    else:
+    text, changed = re.subn(r"(?m)^group:.*$", line, text, count=1)
+    if not changed:
         text = f"{line}\n{text}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -123,10 +123,10 @@ class Tail:
             return []
         except OSError as error:
             raise ConfigError(f"cannot read {self.path}: {error.strerror}", fix="run as its owner") from error
-        whole, _, self._partial = data.rpartition(b"\n")
+        whole, newline, self._partial = data.rpartition(b"\n")
         return (
             [line.decode("utf-8", "replace") for line in whole.split(b"\n")[-count:]]
-            if count and whole
+            if count and newline
             else []
         )
 

@@ -126,22 +126,22 @@ def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
     raise Terminated(signum)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``kvops`` with these arguments (the process's own by default) and return its exit code."""
+def main(argv: Sequence[str] | None = None, *, root: click.Command = cli) -> int:
+    """Run ``kvops``, or another root, with arguments (the process's own by default); gives the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup asked for no end with the terminal
         signal.signal(signal.SIGHUP, _terminate)
     if "_KVOPS_COMPLETE" in os.environ:
         cli.main(args=args, prog_name="kvops", complete_var="_KVOPS_COMPLETE")
-    code = _run(args)
+    code = _run(root, args)
     return _flush(code, args)
 
 
-def _run(args: list[str]) -> int:
+def _run(root: click.Command, args: list[str]) -> int:
     try:
-        with cli.make_context("kvops", args) as ctx:
-            result = cli.invoke(ctx)
+        with root.make_context("kvops", args.copy()) as ctx:
+            result = root.invoke(ctx)
         return result if isinstance(result, int) else EXIT_OK
     except click.exceptions.Exit as end:
         return end.exit_code

@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from kvops.cli import options
-from kvops.cli.clients import connect_pool
+from kvops.cli.clients import connect_pool, leader_status
 from kvops.cli.context import Target, resolve
 from kvops.cli.options import DURATION_MS, PATH, Settings
 from kvops.cli.output import Column, Output
@@ -25,6 +25,7 @@ PAGE_ROWS_MAX: Final = 10_000
 _UNREACHED: Final = ("TIMEOUT", "STORE_DOWN", "MASTER_DOWN", "BREAKER_OPEN")
 _REFUSED: Final = ("NO_SPACE", "REFUSED")
 _FIX: Final = {
+    "EXISTS": "another writer is putting it; try again",
     "MISS": "it was never put, or has been evicted",
     "TIMEOUT": "see kvops status; --timeout waits longer",
     "STORE_DOWN": "see kvops status",
@@ -307,11 +308,11 @@ def rm(settings: Settings, keys: tuple[str, ...], yes: bool, dry_run: bool, name
 @click.option(
     "--limit", type=click.IntRange(1, PAGE_ROWS_MAX), default=1000, show_default=True, help="Rows of a page."
 )
-@click.option("--cursor", help="Go on where a former page ended.")
+@click.option("--cursor", default="", help="Go on where a former page ended.")
 @_namespace
 @click.pass_obj
 def ls(
-    settings: Settings, prefix: str, store: str | None, limit: int, cursor: str | None, namespace: str | None
+    settings: Settings, prefix: str, store: str | None, limit: int, cursor: str, namespace: str | None
 ) -> int:
     r"""
     List objects, page by page. Takes no lease and touches no LRU.
@@ -331,35 +332,62 @@ def ls(
     return 0
 
 
+STATS_COLUMNS: Final = (
+    Column("name"),
+    Column("state"),
+    Column("objects", "count"),
+    Column("used_bytes", "bytes"),
+    Column("capacity_bytes", "bytes"),
+)
+
+
 @command.command("stats")
 @click.pass_obj
 def stats(settings: Settings) -> int:
     r"""
-    Show counts and sizes of the whole pool, and the client's own view of its breakers.
+    Show counts and sizes of the pool and of each store, as its leader has them.
 
     \b
     Example:
       kvops object stats -o json
     """
     out = Output(settings)
-    with _pool(settings, None) as (target, pool):
-        found: dict[str, Any] = pool.stats()
+    target = resolve(settings)
+    status = leader_status(target, timeout_s=settings.timeout_s())
+    found: dict[str, Any] = {
+        "objects": status.objects,
+        "processing": status.processing,
+        "used_bytes": status.used_bytes,
+        "capacity_bytes": status.capacity_bytes,
+        "evicted_total": status.evicted_total,
+        "lookups_total": status.lookups_total,
+        "hits_total": status.hits_total,
+        "hit_ratio": round(status.hits_total / status.lookups_total, 4) if status.lookups_total else None,
+    }
+    stores = [
+        {
+            "name": store.name,
+            "host": store.host,
+            "state": str(store.state),
+            "objects": store.objects,
+            "used_bytes": store.used_bytes,
+            "capacity_bytes": store.capacity_bytes,
+        }
+        for store in status.stores
+    ]
     if out.structured:
-        out.document({"group": target.name, **found})
+        out.document({"group": target.name, **found, "stores": stores})
         return 0
-    out.header(target.label)
-    rows = [{"name": name, "value": value} for name, value in _flatten("", found)]
-    out.table((Column("name"), Column("value")), rows)
+    ratio = "-" if found["hit_ratio"] is None else f"{found['hit_ratio']:.1%}"
+    out.header(
+        target.label,
+        f"{status.objects:,} objects, {status.processing:,} being put, {status.evicted_total:,} evicted, "
+        f"hits {ratio} of {status.lookups_total:,} lookups",
+    )
+    total = {
+        "name": "pool",
+        "state": "",
+        **{key: found[key] for key in ("objects", "used_bytes", "capacity_bytes")},
+    }
+    out.table(STATS_COLUMNS, [total, *stores])
     return 0
-
-
-def _flatten(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Nested values as dotted names, so that a table can show them."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _flatten(f"{prefix}.{key}" if prefix else str(key), inner)
-    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        for position, item in enumerate(value):
-            yield from _flatten(f"{prefix}.{position}", item)
-    else:
-        yield prefix, value

@@ -26,14 +26,15 @@ def command(settings: Settings, role: str, config_file: Path, join: tuple[str, .
     Example:
       kvops serve master --config /etc/kvops/master-0.yaml
     """
-    from kvops.fleet.config import MasterConfig, StoreConfig, load_yaml
+    from kvops.store.config import MasterConfig, StoreConfig, load_yaml
 
     if role == "master":
         if join:
             raise click.UsageError("--join is for stores: a master does not join one")
+        master = load_yaml(config_file, MasterConfig)
         from kvops.store.master import serve as serve_master
 
-        return serve_master(load_yaml(config_file, MasterConfig))
+        return serve_master(master)
     config = load_yaml(config_file, StoreConfig)
     if join:
         config = msgspec.structs.replace(config, masters=list(join))

@@ -85,7 +85,7 @@ def command(
       kvops -g other start --stores 2
     """
     from kvops.cli.units import split_list
-    from kvops.fleet.config import SEGMENT_ALIGN_BYTES, SEGMENT_SIZE_BYTES_MIN, TRANSPORTS
+    from kvops.store.config import SEGMENT_ALIGN_BYTES, SEGMENT_SIZE_BYTES_MIN, TRANSPORTS
 
     if masters > 1:
         raise Refused(

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from kvops.store.model import Event, MasterStatus, StoreInfo, StoreState
+if TYPE_CHECKING:
+    from kvops.store.model import Event, MasterStatus, StoreInfo
 
 
 class Health(StrEnum):
@@ -109,7 +110,8 @@ _STATE_RANK: Final = {
     "draining": 6,
     "announcing": 7,
 }
-_SERVING: Final = (StoreState.READY, StoreState.ANNOUNCING)  # an announcing store serves reads
+# Of StoreState, by their text: judging must not load the store's numpy. An announcing store serves reads.
+_SERVING: Final = ("ready", "announcing")
 _STORE_TEXT: Final = {
     "down": "its process ended",
     "stopped": "its process is stopped by a signal",
@@ -193,10 +195,9 @@ def judge(
     if stopped_since is not None and not any(one.life is Life.RUNNING for one in known):
         reasons = [Reason(code="group.stopped", subject=group, text="it was stopped", since=stopped_since)]
         unseen = []
+    health = Health.DEGRADED if reasons else Health.HEALTHY
     if leader is None or (stores and not serving):
         health = Health.DOWN
-    else:
-        health = Health.DEGRADED if reasons else Health.HEALTHY
     stores.sort(key=lambda row: _STATE_RANK.get(row["state"], 99))  # stable: names keep their order otherwise
     return Judgement(
         group=group,
@@ -220,7 +221,7 @@ def judge(
 def _newest_mounts(stores: Iterable[StoreInfo]) -> dict[str, StoreInfo]:
     """One mount a store: the newest that is not gone, else the newest."""
     found: dict[str, StoreInfo] = {}
-    for store in sorted(stores, key=lambda store: (store.state is not StoreState.GONE, store.id)):
+    for store in sorted(stores, key=lambda store: (store.state != "gone", store.id)):
         found[store.name] = store
     return found
 

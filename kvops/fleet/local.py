@@ -47,9 +47,8 @@ from kvops.errors import (
     Unreachable,
     UsageError,
 )
+from kvops.files import load_yaml, write_private, write_yaml
 from kvops.fleet import preflight
-from kvops.fleet.files import load_yaml, write_private, write_yaml
-from kvops.fleet.notify import Notice, Receiver
 from kvops.fleet.process import (
     ProcessIdentity,
     Spawned,
@@ -61,10 +60,11 @@ from kvops.fleet.process import (
     spawn_detached,
     wait_ended,
 )
+from kvops.notify import Notice, Receiver
 from kvops.store.limits import GIB, MIB
 
 if TYPE_CHECKING:
-    from kvops.fleet.config import MasterConfig, StoreConfig
+    from kvops.store.config import MasterConfig, StoreConfig
 
 STATE_SCHEMA: Final = 1
 DEFAULT_GROUP: Final = "local"
@@ -526,7 +526,7 @@ class LocalGroup:
         write_yaml(self.state_file, state)
 
     def _preflight(self, plan: StartPlan) -> None:
-        from kvops.fleet.config import split_address
+        from kvops.store.config import split_address
 
         if not 0 <= plan.stores <= STORES_MAX:
             raise UsageError(f"{plan.stores} stores on one machine", fix=f"use 0 to {STORES_MAX}")
@@ -563,7 +563,7 @@ class LocalGroup:
             write_private(self.secret_file, os.urandom(32).hex().encode() + b"\n")
 
     def _master_config(self, plan: StartPlan) -> MasterConfig:
-        from kvops.fleet.config import MasterConfig
+        from kvops.store.config import MasterConfig
         from kvops.store.model import PlacementPolicy
 
         return MasterConfig(
@@ -580,7 +580,7 @@ class LocalGroup:
         )
 
     def _store_config(self, plan: StartPlan, state: GroupState, member: Member) -> StoreConfig:
-        from kvops.fleet.config import StoreConfig
+        from kvops.store.config import StoreConfig
 
         masters = [other.addresses["listen"] for other in state.members if other.role == "master"]
         return StoreConfig(
@@ -695,7 +695,7 @@ class LocalGroup:
 
     def _pin_addresses(self, member: Member) -> None:
         """A restarted master comes back where its stores and clients look for it."""
-        from kvops.fleet.config import MasterConfig
+        from kvops.store.config import MasterConfig
 
         path = self.config_file(member.name)
         config = load_yaml(path, MasterConfig)

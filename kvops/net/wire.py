@@ -17,9 +17,8 @@ The wire's frames: a checked header, a body of packed arrays or msgpack, and raw
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from kvops.errors import WireError
@@ -80,8 +79,7 @@ def reply(kind: int) -> int:
     return kind + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One decoded header."""
 
     kind: int

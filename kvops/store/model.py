@@ -46,6 +46,7 @@ class ObjectFlag(IntFlag):
     HARD_PIN = 2  # never evicted
     HAS_TTL = 4  # the master keeps an expiry for it
     REPLICATED = 8  # further replicas follow the rows of a lookup's reply
+    PARTS = 16  # written by several ranks, in chunks of PART_CHUNK_BYTES
 
 
 class Reason(StrEnum):

@@ -209,7 +209,7 @@ def test_keys_that_others_rely_on() -> None:
 
     top = "group backend health reasons masters stores clients holds objects evicted_total unseen"
     assert set(document) >= set(top.split())
-    assert set(document["masters"][0]) >= set("name address pid host role term lag".split())
+    assert set(document["masters"][0]) >= {"name", "address", "pid", "host", "role", "term", "lag"}
     store_keys = "name address pid host numa_node state capacity_bytes used_bytes objects transports"
     assert set(document["stores"][0]) >= set(store_keys.split())
 

@@ -17,16 +17,15 @@ import pytest
 from kvops.errors import (
     AlreadyRunning,
     ConfigError,
-    KvopsError,
     Refused,
     StartFailed,
     Unreachable,
     UsageError,
 )
-from kvops.fleet.config import MasterConfig, StoreConfig
-from kvops.fleet.files import load_yaml, read_secret, write_yaml
+from kvops.files import load_yaml, read_secret, write_yaml
 from kvops.fleet.local import GroupState, LocalGroup, StartPlan, default_state_dir, local_groups
 from kvops.fleet.process import identify
+from kvops.store.config import MasterConfig, StoreConfig
 
 pytestmark = pytest.mark.process
 MakeGroup = Callable[..., LocalGroup]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvops.errors import ConfigError, UsageError
-from kvops.fleet.config import MasterConfig, StoreConfig, split_address
-from kvops.fleet.files import dump_yaml, load_yaml, parse_yaml, read_secret, write_private, write_yaml
+from kvops.files import dump_yaml, load_yaml, parse_yaml, read_secret, write_private, write_yaml
+from kvops.store.config import MasterConfig, StoreConfig, split_address
 
 MASTER = MasterConfig(group="local", secret_file="/s/secret", state_dir="/s/master-0")
 STORE = StoreConfig(

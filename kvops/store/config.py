@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import msgspec
 
 from kvops.errors import UsageError
-from kvops.fleet.files import dump_yaml, load_yaml, parse_yaml, read_secret, write_private, write_yaml
+from kvops.files import dump_yaml, load_yaml, parse_yaml, read_secret, write_private, write_yaml
 from kvops.store.limits import MIB
 from kvops.store.model import PlacementPolicy
 

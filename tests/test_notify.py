@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvops.errors import ConfigError
-from kvops.fleet.notify import Receiver, notify, notify_ready, parse_notice
+from kvops.notify import Receiver, notify, notify_ready, parse_notice
 
 
 def test_ready_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
