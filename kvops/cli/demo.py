@@ -57,10 +57,11 @@ def command(settings: Settings, requests: int, segment_size: int | None, report:
     Example:
       kvops demo
     """
-    from kvops.inference.report import check_writable, write_report
+    from kvops.inference.outfile import check_writable
+    from kvops.inference.report import write_report
     from kvops.inference.results import impact, summary
 
-    check_writable(str(report))
+    check_writable(str(report), what="the report")
     click.echo(
         f"[1/5] set-up   kvops {__version__}, Python {platform.python_version()}, {os.cpu_count()} cores"
     )
@@ -144,7 +145,8 @@ def _aftermath(result: ReplayResult, fault: ReplayEvent) -> Iterator[str]:
         if event.at_s < fault.at_s or event.fault or kind in seen or len(seen) == EVENTS_SHOWN_MAX:
             continue
         seen.add(kind)
-        what = event.event.replace(".", " ").replace("_", " ")
+        noun, _, verb = event.event.replace("_", " ").partition(".")
+        what = verb if event.subject.startswith(noun) else f"{noun} {verb}"
         detail = f" ({event.detail})" if event.detail else ""
         yield f"      +{event.at_s - fault.at_s:.1f} s     {event.subject}: {what}{detail}"
 

@@ -19,7 +19,7 @@ from kvops.errors import KvopsError, ParseError, Refused, UsageError
 from kvops.store.limits import KIB, MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvops.inference.replay import Planned, ReplayConfig
     from kvops.inference.replay import Progress as Reached
@@ -115,7 +115,8 @@ def command(settings: Settings, /, **values: Any) -> int:
       kvops replay conversation_trace.jsonl --nodes 3 --report replay.html
       kvops replay --workload agentic --requests 2000 --at 50%:kill:store-2
     """
-    from kvops.inference.report import check_writable, write_report
+    from kvops.inference.outfile import check_writable
+    from kvops.inference.report import write_report
     from kvops.inference.results import summary
 
     said = Said(**values)
@@ -127,7 +128,7 @@ def command(settings: Settings, /, **values: Any) -> int:
     requests, title = read_requests(said)
     config = make_config(target, requests, said)
     if said.report is not None:
-        check_writable(str(said.report))
+        check_writable(str(said.report), what="the report")
     out.header(target.label, f"{title}: {len(requests):,} requests on {said.nodes} nodes")
     with Progress(settings, "replay", total=len(requests)) as bar:
         result = run(target, requests, config, bar=bar, tell=lambda event: bar.say(event_text(event)))
@@ -284,6 +285,12 @@ def event_text(event: ReplayEvent) -> str:
     return f"  {event.at_s:6.1f} s  {event.subject} {event.event}{on_purpose}{detail}"
 
 
+def detail_text(detail: Mapping[str, object]) -> str:
+    """What an event says beside its name, for people: the reason first, in its own words."""
+    rest = [f"{name} {value}" for name, value in detail.items() if name != "reason"]
+    return ", ".join([str(detail["reason"])] * ("reason" in detail) + rest)
+
+
 def _group_events(target: Target, result: ReplayResult) -> list[ReplayEvent]:
     """What the group itself says happened meanwhile; nothing when its master does not answer."""
     import numpy as np
@@ -312,7 +319,7 @@ def _group_events(target: Target, result: ReplayResult) -> list[ReplayEvent]:
                     trace_s=float(result.arrival_ms[min(sent, len(result.rows) - 1)]) / 1000,
                     event=event.event,
                     subject=event.subject,
-                    detail=", ".join(f"{name} {value}" for name, value in event.detail.items()),
+                    detail=detail_text(event.detail),
                 )
             )
     return found

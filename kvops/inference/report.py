@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvops import __version__
-from kvops.errors import UsageError
 from kvops.inference.charts import Marker, Series, lines, number, stacked
+from kvops.inference.outfile import whole_file
 from kvops.inference.results import (
     DONE,
     Impact,
@@ -45,17 +42,6 @@ WHY: Final = {
 }
 
 
-def check_writable(path: str) -> None:
-    """
-    Refuse a place for a report before the long work of which it is to tell.
-
-    Raises:
-        UsageError: No file can be made there.
-    """
-    with _beside(path) as part:
-        part.touch()
-
-
 def write_report(path: str, result: ReplayResult, *, title: str) -> None:
     """
     Write the report to a file; it appears whole or not at all.
@@ -63,23 +49,8 @@ def write_report(path: str, result: ReplayResult, *, title: str) -> None:
     Raises:
         UsageError: The file cannot be written.
     """
-    with _beside(path) as part:
-        part.write_text(render(result, title=title), encoding="utf-8")
-        part.replace(path)
-
-
-@contextmanager
-def _beside(path: str) -> Iterator[Path]:
-    """A file beside ``path`` to write to first; it is gone afterwards."""
-    part = Path(f"{path}.{os.getpid()}.part")
-    try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        yield part
-    except OSError as error:
-        what = f"the report {path} cannot be written: {error.strerror}"
-        raise UsageError(what, fix="name a file in a writable folder: --report FILE.html") from None
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(path, what="the report") as stream:
+        stream.write(render(result, title=title).encode())
 
 
 def render(result: ReplayResult, *, title: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import msgspec
 import numpy as np
 
 from kvops.errors import ParseError
+from kvops.inference.outfile import whole_file
 
 BLOCK_TOKENS: Final = 512
 """Input tokens of one block. Source: the README of the published traces (Mooncake, FAST'25 release)."""
@@ -176,24 +176,15 @@ def read_trace(path: str, *, requests: int | None = None) -> list[Request]:
 
 def write_trace(path: str, requests: Iterable[Request]) -> int:
     """
-    Write a trace to a file, or to standard output for ``-``; returns how many requests.
+    Write a trace to a file, whole or not at all, or to standard output for ``-``; returns how many requests.
 
-    A file appears whole or not at all: it is written beside its name, then renamed.
+    Raises:
+        UsageError: The file cannot be written.
     """
     if path == "-":
         return _write(sys.stdout.buffer, requests)
-    beside = Path(f"{path}.{os.getpid()}.part")
-    try:
-        with beside.open("wb") as stream:
-            count = _write(stream, requests)
-        beside.replace(path)
-    except OSError as error:
-        raise ParseError(
-            f"{path}: cannot be written: {error.strerror}", fix="name a file in a writable folder"
-        ) from None
-    finally:
-        beside.unlink(missing_ok=True)
-    return count
+    with whole_file(path, what="the trace") as stream:
+        return _write(stream, requests)
 
 
 def _write(stream: IO[bytes], requests: Iterable[Request]) -> int:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvops.errors import ParseError
+from kvops.errors import ParseError, UsageError
 from kvops.inference.trace import (
     BLOCK_TOKENS,
     Request,
@@ -140,8 +140,9 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         write_trace(str(tmp_path / "t.jsonl"), broken())
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ParseError, match="cannot be written"):
-        write_trace(str(tmp_path / "no" / "t.jsonl"), [])
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_trace(str(tmp_path / "file" / "t.jsonl"), [])
 
 
 def test_the_limits_count_tokens_of_contiguous_prefixes() -> None:
