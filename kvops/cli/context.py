@@ -75,7 +75,7 @@ class Target:
     environment: str
     local: LocalGroup | None = None
     state: GroupState | None = None  # of a local group that was started once
-    masters: list[str] = field(default_factory=list)
+    masters: list[str] = field(default_factory=list)  # of the wire: host:port, or a Unix socket's path
     control: list[str] = field(default_factory=list)
     secret_file: Path | None = None
     protect: bool = False
@@ -100,7 +100,7 @@ class Target:
 
     def require_masters(self) -> list[str]:
         """
-        Wire addresses of its masters.
+        Where its masters speak the wire.
 
         Raises:
             Unreachable: A local group that does not run.
@@ -236,7 +236,13 @@ def resolve(settings: Settings, *, starting: bool = False) -> Target:
         environment=state.environment if state else "local",
         local=local,
         state=state,
-        masters=[member.addresses["listen"] for member in masters if "listen" in member.addresses],
+        # By Unix socket where it has one: half the latency of loopback tcp.
+        masters=[
+            address
+            for member in masters
+            for address in (member.addresses.get("unix"), member.addresses.get("listen"))
+            if address
+        ],
         control=[member.addresses["control"] for member in masters if "control" in member.addresses],
         secret_file=local.secret_file,
     )

@@ -164,8 +164,11 @@ def judge(
         reasons.append(Reason(code="master.no_leader", subject=group, text="no master leads"))
 
     mounted = _newest_mounts(leader.stores) if leader is not None else {}
-    names = dict.fromkeys([*(one.name for one in known if one.role == "store"), *mounted])
     by_name = {one.name: one for one in known if one.role == "store"}
+    # A master remembers stores of the group's former life for a while; where the members are known, such a one is
+    # of interest only if it serves.
+    strangers = [name for name, info in mounted.items() if not by_name or info.state in _SERVING]
+    names = dict.fromkeys([*by_name, *strangers])
     stores = [_store_row(name, by_name.get(name), mounted.get(name), leader) for name in names]
     for row in stores:
         state = row["state"]

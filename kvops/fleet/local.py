@@ -390,11 +390,13 @@ class LocalGroup:
             former = self.read()
             running = [member.name for member in former.members if member.running] if former else []
             if running:
-                whole = former is not None and len(running) == len(former.members)
+                missing = [member.name for member in former.members if not member.running] if former else []
                 stop = f"stop it first: {self._kvops} stop"
                 raise AlreadyRunning(
                     f"group {self.name} runs already: {', '.join(running)}",
-                    fix=stop if whole else f"start what is missing: {self._kvops} restart MEMBER, or {stop}",
+                    fix=f"start what is missing: {self._kvops} restart {' '.join(missing)}; or {stop}"
+                    if missing
+                    else stop,
                 )
             self._preflight(plan)
             self._prepare_folders()

@@ -10,12 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from kvops.errors import KvopsError
 from kvops.net.wire import Kind
 from kvops.store import messages as m
-from kvops.store.breaker import BreakerState, Failure
 from kvops.store.channel import PROBE_TIMEOUT_S, MasterChannel, StoreChannel, Trouble, establish, now_ms
 from kvops.store.model import Reason
 
@@ -62,7 +59,11 @@ class Caretaker:
 
     def report(self, store_id: int, reason: Reason) -> None:
         """A store's breaker opened: the master counts the hosts that say so."""
-        body = msgspec.msgpack.encode(m.Report(store_id=store_id, reason=reason.value, failures=1))
+        stores = self._stores()
+        down = sum(not channel.usable for channel in stores)
+        body = m.encode(
+            m.Report(store_id=store_id, reason=reason.value, stores=len(stores), stores_down=down)
+        )
         self._to_master.append((Kind.REPORT, body))
         self.wake()
 
@@ -100,7 +101,7 @@ class Caretaker:
             self._deliver()
             for channel in self._stores():
                 self._probe_store(channel)
-            if self._group_open and self._master.breaker.state is BreakerState.CLOSED:
+            if self._group_open and self._master.breaker.allow():
                 self._group_open = False
                 self._refresh(time.monotonic() + PROBE_TIMEOUT_S)
 
@@ -124,36 +125,36 @@ class Caretaker:
     def _until_probe_s(self) -> float:
         now = now_ms()
         breakers = (self._master.breaker, *(channel.breaker for channel in self._stores()))
-        waits = (b.probe_at_ms - now for b in breakers if b.state is not BreakerState.CLOSED)
-        return max(0, min(waits, default=IDLE_MS)) / 1_000
+        due = [at - now for breaker in breakers if (at := breaker.probe_due_ms()) is not None]
+        return max(0, min(due, default=IDLE_MS)) / 1_000
 
     def _probe_master(self) -> None:
         breaker = self._master.breaker
-        if breaker.state is BreakerState.CLOSED or not breaker.allow(now_ms()):
+        if not breaker.try_probe(now_ms=now_ms()):
             return
         try:
             self._master.attempt(Kind.EXISTS, b"", deadline=time.monotonic() + PROBE_TIMEOUT_S)
         except KvopsError:
-            breaker.failed(Failure.TIMEOUT, now_ms())
+            breaker.record_probe(False, now_ms=now_ms())
             return
-        breaker.succeeded(now_ms())
+        breaker.record_probe(True, now_ms=now_ms())
         self._refresh(time.monotonic() + PROBE_TIMEOUT_S)
 
     def _probe_store(self, channel: StoreChannel) -> None:
         breaker = channel.breaker
-        if breaker.state is BreakerState.CLOSED or not breaker.allow(now_ms()):
+        if not breaker.try_probe(now_ms=now_ms()):
             return
         try:
             link = channel.open_link()
             establish(link, deadline=time.monotonic() + PROBE_TIMEOUT_S)
         except KvopsError:
-            breaker.failed(Failure.TIMEOUT, now_ms())
+            breaker.record_probe(False, now_ms=now_ms())
             return
-        breaker.succeeded(now_ms())
+        breaker.record_probe(True, now_ms=now_ms())
         channel.put_back(link)
 
     def _deliver(self) -> None:
-        while self._to_master and self._master.breaker.state is BreakerState.CLOSED:
+        while self._to_master and self._master.breaker.allow():
             kind, body = self._to_master[0]
             try:
                 self._master.call(kind, body, deadline=time.monotonic() + PROBE_TIMEOUT_S)

@@ -14,7 +14,7 @@ from kvops.errors import AuthFailed, Unreachable, WireError
 from kvops.net.auth import Hello
 from kvops.net.link import Address, Link, LinkState, Single, call
 from kvops.net.wire import Kind
-from kvops.store.breaker import Breaker, BreakerState, Failure
+from kvops.store.breaker import Breaker, Failure
 from kvops.store.limits import CONNECT_TIMEOUT_MS
 from kvops.store.model import Reason, StoreInfo
 from kvops.transfer.shm import Mapping
@@ -91,7 +91,7 @@ class MasterChannel:
     @property
     def open(self) -> bool:
         """Whether calls are refused at once."""
-        return self.breaker.state is not BreakerState.CLOSED
+        return not self.breaker.allow()
 
     def call(self, kind: Kind, body: bytes, *, deadline: float) -> bytes:
         """
@@ -100,16 +100,16 @@ class MasterChannel:
         Raises:
             Trouble: BREAKER_OPEN at once, TIMEOUT at the deadline, MASTER_DOWN when it cannot be reached.
         """
-        if self.breaker.state is not BreakerState.CLOSED:
+        if not self.breaker.allow():
             raise Trouble(Reason.BREAKER_OPEN)
         try:
             answer = self.attempt(kind, body, deadline=deadline)
         except Unreachable as error:
             self.last_error = str(error)
             late = time.monotonic() >= deadline
-            self.breaker.failed(Failure.TIMEOUT if late else Failure.REFUSED, now_ms())
+            self.breaker.record(Failure.TIMEOUT if late else Failure.REFUSED, now_ms=now_ms())
             raise Trouble(Reason.TIMEOUT if late else Reason.MASTER_DOWN) from error
-        self.breaker.succeeded(now_ms())
+        self.breaker.record(None, now_ms=now_ms())
         return answer
 
     def attempt(self, kind: Kind, body: bytes, *, deadline: float) -> bytes:
@@ -192,7 +192,7 @@ class StoreChannel:
     @property
     def usable(self) -> bool:
         """Whether the breaker lets calls through."""
-        return self.breaker.state is BreakerState.CLOSED
+        return self.breaker.allow()
 
     def link(self) -> Link:
         """

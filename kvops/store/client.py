@@ -296,6 +296,7 @@ class Pool:
         outcomes: dict[int, Outcome] = {}
         pending = wants
         first = True
+        self._retries.note_request(len(wants))
         digests = located.digests
 
         def renew(by: float) -> float:
@@ -310,7 +311,7 @@ class Pool:
         until = Leased(deadline, located.lease_end, renew)
         while pending:
             groups = self._groups(pending, outcomes)
-            if not first and not self._retries.spend(sum(map(len, groups.values()))):
+            if not first and not all(self._retries.take() for pairs in groups.values() for _ in pairs):
                 groups = {}
             self._read_groups(groups, until)
             again = []
@@ -322,8 +323,6 @@ class Pool:
                     want.reason, want.store = _REASONS[piece.state], channel.info.name
                     if want.places and until.left(time.monotonic()) > 0:
                         again.append(want)
-            if first:
-                self._retries.earn(len(wants))
             pending, first = again, False
         results = [outcomes.get(w.index) or Outcome(False, w.reason, 0, w.store) for w in wants]
         for result in results:
@@ -415,11 +414,11 @@ class Pool:
             if now - max(job.progress_at, began) >= min(STALLED_S, (now - began) / 2):
                 self._failed(channel, Failure.TIMEOUT)
         else:
-            channel.breaker.succeeded(now_ms())
+            channel.breaker.record(None, now_ms=now_ms())
         channel.put_back(job.link)
 
     def _failed(self, channel: StoreChannel, failure: Failure) -> None:
-        channel.breaker.failed(failure, now_ms())
+        channel.breaker.record(failure, now_ms=now_ms())
         if not channel.usable:
             self._caretaker.report(
                 channel.info.id, Reason.TIMEOUT if failure is Failure.TIMEOUT else Reason.STORE_DOWN

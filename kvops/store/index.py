@@ -1,30 +1,30 @@
 """
-Where every readable object lies: digest of its key → slot → location, recency and lease; 65 to 85 B an object.
+Where every readable object lies: digest of its key → slot → location, recency and lease; 65–85 B an object.
 
 An object owns a *slot*, a position in flat arrays that never move. A table of buckets finds the slot:
 
     digest, 16 B   lo │ tag: high 32 bits │ …… low bits: the bucket │   hi │ the other 64 bits │
 
-    bucket, 64 B   │ tag │ tag │ … 8 u32   │ slot │ slot │ … 8 u32; 0 is free │      one cache line
-                                                ↓
-    record, 32 B   │ hi │ generation │ offset │ size, store, flags │               half a cache line
-    beside it      │ touched_ms │    │ lo │    │ depth │    │ tenant │            lookups need the first only
+    bucket, 64 B   │ 7 tags, u32 │ chained? │ 0 │ 7 slots, u32; 0 is free │      one cache line
+                                                    ↓
+    record, 32 B   │ hi │ generation │ offset │ size, store, flags │             half a cache line
+    beside it      │ touched_ms │    │ lo │    │ depth │    │ tenant │          lookups need the first only
 
-A batch is looked up with a dozen numpy calls, whatever its length: take the buckets, compare eight tags, turn
-the one matching byte of eight into its position by a multiplication, take the slot, take its record, compare
-``hi``, set ``touched_ms`` (recency and lease at once) and copy the locations out of the records. So tag, bucket
-and ``hi`` must agree, at least 106 bits of 128. Keys that somebody made to collide are caught by the reader, who
-compares a cryptographic digest of the whole key.
+A batch is looked up with a dozen numpy calls, whatever its length: take the buckets, compare seven tags,
+turn the one matching byte into its position by a multiplication (none: the 0 before the slots), take the
+slot, take its record, compare ``hi``, set ``touched_ms`` (recency and lease at once) and copy the locations
+out of the records. So tag, bucket and ``hi`` must agree, at least 106 bits of 128. Keys that somebody made
+to collide are caught by the reader, who compares a cryptographic digest of the whole key.
 
-*Overflow.* A key whose bucket is full or holds the same tag already, or whose tag is 0 (free entries look like
-that), goes to its bucket's chain of slots. Chains are kept in two dicts of ints, which the cyclic collector never
-scans; a byte a bucket says whether there is one. Whenever an entry of such a bucket falls free, its chain is
-placed again: it never holds what the bucket has room for, so nothing ever needs draining.
+*Chains.* A key whose bucket is full or holds the same tag already, or whose tag is 0 (free entries look
+like that), goes to its bucket's chain of slots. Chains are kept in two dicts of ints, which the cyclic
+collector never scans. Whenever an entry of a chained bucket falls free, its chain is placed again: it never
+holds what the bucket has room for, and nothing needs draining.
 
-*Growth.* Linear hashing, in bursts. Above four objects a bucket, bucket ``i`` of ``low`` is split into ``i`` and
-``low + i``, four buckets for every key inserted, until their number has doubled. All memory is reserved at the
-start as address space and becomes real page by page where it is first written: nothing is copied, and no call is
-long.
+*Growth.* Linear hashing, in bursts. Above three objects a bucket, bucket ``i`` of ``low`` is split into
+``i`` and ``low + i``, two buckets for every key inserted, until their number has doubled. All memory is
+reserved at the start as address space and becomes real page by page where it is first written: nothing is
+copied, and no call is long.
 
 One thread only: lookups share scratch memory.
 """
@@ -46,16 +46,21 @@ from kvops.store.model import DIGEST_BYTES, LOCATION, Digests, Locations, Slots
 
 assert sys.byteorder == "little", "the arrays' bytes go to the wire as they are"
 
-BUCKET_ENTRIES: Final = 8
 BUCKET_BYTES: Final = 64
+_BUCKET_WORDS: Final = BUCKET_BYTES // 4
+_ENTRIES: Final = 7  # a bucket
+_CHAINED: Final = 7  # word of a bucket: 1 if it has a chain
+_NO_SLOT: Final = 8  # … always 0: what a row without a matching tag finds
+_SLOTS: Final = 9  # … where its slots begin
 BUCKETS_MIN: Final = 1_024
 FILL_MAX: Final = (
-    4  # objects a bucket that start a doubling: 1 % of keys overflow at its end, a few of 10,000 after
+    3  # objects a bucket that start a doubling: 1 % of keys are in chains at its end, 0.01 % after
 )
-SPLITS_PER_KEY: Final = 4  # a doubling ends after a quarter more … so the fill never passes 4.25
-SPLITS_MIN: Final = 64  # splitting costs 40 µs whatever the number: small debts are saved up
+SPLITS_PER_KEY: Final = 2  # … once a doubling is under way, so that the fill stays below 3.5
+SPLITS_MIN: Final = 64  # a few cost as much as so many: small debts are saved up
+SPLITS_MAX: Final = 1_024  # in one call: 0.1 to 0.5 ms
 BATCH_MAX: Final = 1_024  # keys a step: scratch memory stays in the cache, and only so many sizes of it exist
-SCALAR_MAX: Final = 6  # up to here a loop beats the fixed cost of the numpy calls
+SCALAR_MAX: Final = 4  # up to here a loop beats the fixed cost of the numpy calls
 OBJECTS_MAX: Final = 1 << 30
 
 LOCATION_BYTES: Final = LOCATION.itemsize
@@ -70,9 +75,10 @@ _BUCKET: Final = struct.Struct("<16I")
 _LOCATION_STORE: Final = struct.Struct(f"<{LOCATION.fields['store'][1]}xH2x")
 assert _LOCATION_STORE.size == LOCATION_BYTES
 
-# Eight comparison bytes, the one at p set, are the u64 1 << 8·p. Multiplying shifts byte 7-p of this number to
-# the top; its upper three bits are p. No pattern can give more than 7, so whatever is found is a slot or 0.
-_POSITION_MUL: Final = np.array(0x00_20_40_60_80_A0_C0_E0, dtype=np.uint64)
+# Comparison bytes of which the one at p is set are the u64 1 << 8·p. Multiplying shifts byte 7-p of this
+# number to the top; its upper three bits are p + 1, or 0 if no byte is set. Never more than 7 whatever is
+# set, so what is found is a slot in use or 0.
+_POSITION_MUL: Final = np.array(0x20_40_60_80_A0_C0_E0_00, dtype=np.uint64)
 _POSITION_SHIFT: Final = np.array(61, dtype=np.uint64)
 
 _MAP_NORESERVE: Final = 0x4000  # mman.h; the mmap module has no name for it
@@ -109,10 +115,11 @@ class _Scratch:
         self.unsplit = memory.flag[:count]
         self.rows = memory.rows[:count]
         self.rows_flat = self.rows.reshape(-1)
-        self.row_tags = self.rows[:, :BUCKET_ENTRIES]
-        self.row_slots = self.rows[:, BUCKET_ENTRIES:]
-        self.equal = memory.equal[:count]
-        self.equal_u64 = self.equal.view(np.uint64).reshape(count)
+        self.row_tags = self.rows[:, :_ENTRIES]
+        self.row_slots = self.rows[:, _SLOTS:]
+        self.row_chained = self.rows[:, _CHAINED]
+        self.equal = memory.equal[:count, :_ENTRIES]  # the eighth byte stays 0
+        self.equal_u64 = memory.equal[:count].view(np.uint64).reshape(count)
         self.position = memory.position[:count]
         self.position_u64 = self.position.view(np.uint64)
         self.row_start = memory.row_start[:count]
@@ -131,11 +138,10 @@ class _ScratchMemory:
         self.digests = np.zeros((count, 2), dtype=np.uint64)
         self.bucket = np.zeros(count, dtype=np.int64)
         self.flag = np.zeros(count, dtype=np.bool_)
-        self.rows = np.zeros((count, 2 * BUCKET_ENTRIES), dtype=np.uint32)
-        self.equal = np.zeros((count, BUCKET_ENTRIES), dtype=np.bool_)
+        self.rows = np.zeros((count, _BUCKET_WORDS), dtype=np.uint32)
+        self.equal = np.zeros((count, 8), dtype=np.bool_)
         self.position = np.zeros(count, dtype=np.int64)
-        # Where the eight slots of each row begin.
-        self.row_start = np.arange(count, dtype=np.int64) * (2 * BUCKET_ENTRIES) + BUCKET_ENTRIES
+        self.row_start = np.arange(count, dtype=np.int64) * _BUCKET_WORDS + _NO_SLOT
         self.slot_u32 = np.zeros(count, dtype=np.uint32)
         self.slot = np.zeros(count, dtype=np.int64)
         self.records = np.zeros((count, _RECORD_BYTES // 8), dtype=np.uint64)
@@ -145,9 +151,9 @@ class ObjectIndex:
     """
     The master's objects by key digest.
 
-    The arrays are indexed by slot, have ``objects_max + 1`` elements (slot 0 is "absent") and never move. From
-    ``slots_used`` on nothing was ever written. ``location`` is a column of wider records: index it with slots,
-    but do not ``take`` from it, because numpy then copies the whole column first.
+    The arrays are indexed by slot, have ``objects_max + 1`` elements (slot 0 is "absent") and never move.
+    From ``slots_used`` on nothing was ever written. ``location`` is a column of wider records: index it with
+    slots, but do not ``take`` from it, because numpy then copies the whole column first.
     """
 
     location: Locations
@@ -193,19 +199,18 @@ class ObjectIndex:
             buckets_max *= 2
         self._split_debt = 0
         table = _Reserved(buckets_max * BUCKET_BYTES)
-        self._table = table.array("<u4").reshape(buckets_max, 2 * BUCKET_ENTRIES)
+        self._table = table.array("<u4").reshape(buckets_max, _BUCKET_WORDS)
         self._table_flat = self._table.reshape(-1)
         self._table_words = memoryview(table.map).cast("I")
         self._table_bytes = table.map
         self._table_find = table.map.find
         self._set_mask()
 
-        self._overflow_first: dict[int, int] = {}  # bucket → first slot of its chain
-        self._overflow_next: dict[int, int] = {}  # slot → next slot of the same chain
-        self._overflow_mark = np.frombuffer(_Reserved(buckets_max).map, dtype=np.bool_)
+        self._chain_first: dict[int, int] = {}  # bucket → first slot of its chain
+        self._chain_next: dict[int, int] = {}  # slot → next slot of the same chain
 
-        self._hidden: NDArray[np.bool_] = np.zeros(STORE_COUNT_MAX + 1, dtype=np.bool_)
-        self._hidden_count = 0
+        self.hidden: NDArray[np.bool_] = np.zeros(STORE_COUNT_MAX + 1, dtype=np.bool_)
+        self.hidden_count = 0
 
         self._scratch_memory = _ScratchMemory(BATCH_MAX)
         self._scratch: dict[int, _Scratch] = {}
@@ -230,33 +235,31 @@ class ObjectIndex:
         assert count * DIGEST_BYTES == len(digests), "whole digests"
         self.lookups_total += count
         if count <= SCALAR_MAX:
-            return self._lookup_scalar(bytes(digests), now_ms32)
+            if count == 1:
+                return self._lookup_one(digests, now_ms32)
+            ends = range(DIGEST_BYTES, len(digests) + 1, DIGEST_BYTES)
+            return b"".join([self._lookup_one(digests[end - DIGEST_BYTES : end], now_ms32) for end in ends])
         if count > BATCH_MAX:
             step = BATCH_MAX * DIGEST_BYTES
             parts = (digests[at : at + step] for at in range(0, len(digests), step))
             return b"".join(self._lookup_batch(part, now_ms32) for part in parts)
         return self._lookup_batch(digests, now_ms32)
 
-    def _lookup_scalar(self, digests: bytes, now_ms32: int) -> bytes:
-        rows = []
-        hits = 0
-        for at in range(0, len(digests), DIGEST_BYTES):
-            slot = self.find_one(digests[at : at + DIGEST_BYTES])
-            if slot:
-                start = slot * _RECORD_BYTES + 8
-                row = self._record_bytes[start : start + LOCATION_BYTES]
-                if not self._hidden_count or not self._hidden[_LOCATION_STORE.unpack(row)[0]]:
-                    self._touched_words[slot] = now_ms32
-                    rows.append(row)
-                    hits += 1
-                    continue
-            rows.append(_MISS)
-        self.hits_total += hits
-        return rows[0] if len(rows) == 1 else b"".join(rows)
+    def _lookup_one(self, digest: bytes | memoryview, now_ms32: int) -> bytes:
+        slot = self.find_one(digest)
+        if not slot:
+            return _MISS
+        start = slot * _RECORD_BYTES + 8
+        row = self._record_bytes[start : start + LOCATION_BYTES]
+        if self.hidden_count and self.hidden[_LOCATION_STORE.unpack(row)[0]]:
+            return _MISS
+        self._touched_words[slot] = now_ms32
+        self.hits_total += 1
+        return row
 
     def _lookup_batch(self, digests: bytes | memoryview, now_ms32: int) -> bytes:
         work = self._find_batch(digests)
-        if self._hidden_count:
+        if self.hidden_count:
             self._hide(work)
         self.touched_ms[work.slot] = now_ms32  # slot 0's is never read
         self.hits_total += len(work.slot) - work.miss_count
@@ -268,7 +271,7 @@ class ObjectIndex:
         step = BATCH_MAX * DIGEST_BYTES
         for at in range(0, len(digests), step):
             work = self._find_batch(digests[at : at + step])
-            if self._hidden_count:
+            if self.hidden_count:
                 self._hide(work)
             parts.append((work.slot != 0).tobytes())
         return b"".join(parts)
@@ -283,7 +286,7 @@ class ObjectIndex:
             found[at : at + BATCH_MAX] = work.slot
         return found
 
-    def find_one(self, digest: bytes) -> int:
+    def find_one(self, digest: bytes | memoryview) -> int:
         """One key's slot, 0 where absent, without numpy's fixed cost a call."""
         lo, hi = _WORDS.unpack(digest)
         bucket = lo & self._mask
@@ -291,16 +294,16 @@ class ObjectIndex:
             bucket -= self._low
         start = bucket * BUCKET_BYTES
         tag = digest[4:8]
-        at = self._table_find(tag, start, start + 4 * BUCKET_ENTRIES)
+        at = self._table_find(tag, start, start + 4 * _ENTRIES)
         while at >= 0:
             if at & 3 == 0:
-                slot = self._table_words[(at >> 2) + BUCKET_ENTRIES]
+                slot = self._table_words[(at >> 2) + _SLOTS]
                 if self._record_words[slot * 4] == hi:
                     return slot
                 break  # a bucket holds a tag once
-            at = self._table_find(tag, at + 1, start + 4 * BUCKET_ENTRIES)  # across two tags: not one
-        if bucket in self._overflow_first:
-            return self._overflow_find(bucket, lo, hi)
+            at = self._table_find(tag, at + 1, start + 4 * _ENTRIES)  # across two tags: not one
+        if self._table_words[(start >> 2) + _CHAINED]:
+            return self._chain_find(bucket, lo, hi)
         return 0
 
     def digests(self, slots: Slots) -> Digests:
@@ -312,11 +315,11 @@ class ObjectIndex:
 
     def set_hidden(self, store: int, hidden: bool) -> None:
         """Let lookups miss (or find again) every object of a store, at once; ``find`` goes on seeing them."""
-        self._hidden_count += int(hidden) - int(self._hidden[store])
-        self._hidden[store] = hidden
+        self.hidden_count += int(hidden) - int(self.hidden[store])
+        self.hidden[store] = hidden
 
-    def _find_batch(self, digests: bytes | memoryview) -> _Scratch:
-        """Slot and record a key, zeros for a miss, and the number of misses; valid until the next call."""
+    def _match_batch(self, digests: bytes | memoryview) -> _Scratch:
+        """Each key's bucket, and which of its tags are the key's; valid until the next call."""
         count = len(digests) // DIGEST_BYTES
         work = self._scratch.get(count)
         if work is None:
@@ -329,6 +332,11 @@ class ObjectIndex:
         # Every index is in range by construction; "clip" only spares numpy a second buffer.
         self._table.take(work.bucket, 0, work.rows, "clip")
         np.equal(work.row_tags, work.tag_column, work.equal)
+        return work
+
+    def _find_batch(self, digests: bytes | memoryview) -> _Scratch:
+        """Slot and record a key, zeros for a miss, and the number of misses; valid until the next call."""
+        work = self._match_batch(digests)
         np.multiply(work.equal_u64, _POSITION_MUL, work.position_u64)
         np.right_shift(work.position_u64, _POSITION_SHIFT, work.position_u64)
         np.add(work.position, work.row_start, work.position)
@@ -344,11 +352,9 @@ class ObjectIndex:
     def _find_in_chains(self, work: _Scratch) -> None:
         """Look into the chains for what the buckets do not hold, and clear what is missing."""
         np.putmask(work.slot, work.miss, 0)
-        if self._overflow_first:
-            marked = self._overflow_mark.take(work.bucket)
-            marked &= work.miss
-            for index in marked.nonzero()[0].tolist():
-                slot = self._overflow_find(int(work.bucket[index]), int(work.lo[index]), int(work.hi[index]))
+        if self._chain_first:
+            for index in (work.row_chained * work.miss).nonzero()[0].tolist():
+                slot = self._chain_find(int(work.bucket[index]), int(work.lo[index]), int(work.hi[index]))
                 if slot:
                     work.slot[index] = slot
                     work.miss_count -= 1
@@ -356,7 +362,7 @@ class ObjectIndex:
 
     def _hide(self, work: _Scratch) -> None:
         """Turn what lies on hidden stores into misses."""
-        hidden = self._hidden[work.record_stores]
+        hidden = self.hidden[work.record_stores]
         count = int(np.count_nonzero(hidden))
         if count:
             np.putmask(work.slot, hidden, 0)
@@ -395,6 +401,7 @@ class ObjectIndex:
                 fix="raise objects_max and restart the master, or lower eviction_high_watermark",
             )
         slots = self._slots_take(count)
+        digests = np.ascontiguousarray(digests, dtype=np.uint64)
         self._lo[slots] = digests[:, 0]
         self._records[slots, 0] = digests[:, 1]
         self.location[slots] = locations
@@ -416,28 +423,29 @@ class ObjectIndex:
         count = len(slots)
         if not count:
             return
-        assert (self.location["store"][slots] != 0).all(), "a slot that is not in use"
+        assert np.count_nonzero(slots) == count, "slot 0 is nobody's"
         order = np.arange(count, dtype=np.uint32)
         self.touched_ms[slots] = order
         assert (self.touched_ms[slots] == order).all(), "a slot twice"
 
         lo = self._lo[slots]
         bucket = self._bucket_of(lo)
-        entry = self._table[bucket, BUCKET_ENTRIES:] == slots[:, None]
+        entry = self._table[bucket, _SLOTS:] == slots[:, None]
         position = entry.argmax(axis=1)
         in_table = entry[order, position]
-        at = (bucket * (2 * BUCKET_ENTRIES) + position)[in_table]
+        at = (bucket * _BUCKET_WORDS + position)[in_table]
         self._table_flat[at] = 0
-        self._table_flat[at + BUCKET_ENTRIES] = 0
-        if self._overflow_first:
+        self._table_flat[at + _SLOTS] = 0
+        if self._chain_first:
             for index in (~in_table).nonzero()[0].tolist():
-                self._overflow_remove(int(bucket[index]), int(slots[index]))
-            for marked in set(bucket[self._overflow_mark[bucket]].tolist()):
-                self._overflow_place_again(marked)
+                self._chain_remove(int(bucket[index]), int(slots[index]))
+            # Only now that every one of them is out of chains and table: what is placed again must stay.
+            for chained in set(bucket[self._table[bucket, _CHAINED] != 0].tolist()):
+                self._chain_place_again(chained)
         else:
             assert in_table.all(), "a slot in use has an entry"
 
-        self.location[slots] = np.zeros((), dtype=LOCATION)
+        self._records[slots] = 0
         self._free[self._free_count : self._free_count + count] = slots
         self._free_count += count
         self._free_count_max = max(self._free_count_max, self._free_count)
@@ -455,20 +463,20 @@ class ObjectIndex:
     def memory_bytes(self) -> int:
         """Resident memory, estimated from what was ever written."""
         per_slot = _RECORD_BYTES + 8 + 4 + 2 + 2
-        chains = sum(sys.getsizeof(d) for d in (self._overflow_first, self._overflow_next))
-        numbers = 2 * 32 * (len(self._overflow_first) + len(self._overflow_next))
+        chains = sum(sys.getsizeof(d) for d in (self._chain_first, self._chain_next))
+        numbers = 2 * 32 * (len(self._chain_first) + len(self._chain_next))
         return (
             self.slots_used * per_slot
             + self._free_count_max * 4
-            + self._buckets * (BUCKET_BYTES + 1)
+            + self._buckets * BUCKET_BYTES
             + chains
             + numbers
         )
 
     @property
-    def overflow_count(self) -> int:
-        """Objects that are found through a chain."""
-        return len(self._overflow_first) + len(self._overflow_next)
+    def chained_count(self) -> int:
+        """Objects that are found through chains."""
+        return len(self._chain_first) + len(self._chain_next)
 
     def check(self) -> None:
         """Assert what must hold between table, chains and arrays; for tests: walks everything."""
@@ -476,16 +484,16 @@ class ObjectIndex:
         assert len(used) == len(self)
         assert (self.find(self.digests(used)) == used).all(), "every object is found under its digest"
         live = self._table[: self._buckets]
-        entries = live[:, BUCKET_ENTRIES:]
-        assert np.count_nonzero(entries) + self.overflow_count == len(self)
-        assert ((live[:, :BUCKET_ENTRIES] == 0) == (entries == 0)).all(), "an entry has both tag and slot"
+        entries = live[:, _SLOTS:]
+        assert np.count_nonzero(entries) + self.chained_count == len(self)
+        assert ((live[:, :_ENTRIES] == 0) == (entries == 0)).all(), "an entry has both tag and slot"
+        assert not live[:, _NO_SLOT].any()
         assert not self._table[self._buckets :].any(), "nothing lies beyond the table"
-        assert set(np.flatnonzero(self._overflow_mark).tolist()) == set(self._overflow_first)
-        for bucket in self._overflow_first:
-            row = live[bucket]
+        assert set(live[:, _CHAINED].nonzero()[0].tolist()) == set(self._chain_first)
+        for bucket in self._chain_first:
             for slot in self._chain(bucket):
                 tag = int(self._lo[slot]) >> 32
-                assert tag == 0 or tag in row[:BUCKET_ENTRIES] or row[BUCKET_ENTRIES:].all(), "room was left"
+                assert tag == 0 or tag in live[bucket, :_ENTRIES] or entries[bucket].all(), "room was left"
 
     def _slots_take(self, count: int) -> Slots:
         reused = min(count, self._free_count)
@@ -511,37 +519,35 @@ class ObjectIndex:
             bucket -= self._low
         tag = lo >> 32
         row = _BUCKET.unpack_from(self._table_bytes, bucket * BUCKET_BYTES)
-        if tag and tag not in row[:BUCKET_ENTRIES] and 0 in row[BUCKET_ENTRIES:]:
-            at = bucket * 2 * BUCKET_ENTRIES + row.index(0, BUCKET_ENTRIES)
-            self._table_words[at - BUCKET_ENTRIES] = tag
+        if tag and tag not in row[:_ENTRIES] and 0 in row[_SLOTS:]:
+            at = bucket * _BUCKET_WORDS + row.index(0, _SLOTS)
+            self._table_words[at - _SLOTS] = tag
             self._table_words[at] = slot
             return
-        first = self._overflow_first.get(bucket)
-        if first is not None:
-            self._overflow_next[slot] = first
-        self._overflow_first[bucket] = slot
-        self._overflow_mark[bucket] = True
+        self._chain_add(bucket, slot)
 
     def _place_batch(self, slots: Slots, digests: Digests) -> None:
         """Enter slots into free entries of their buckets, where that is simple; the others one by one."""
-        lo = digests[:, 0]
-        bucket = self._bucket_of(lo)
-        tag = (lo >> np.uint64(32)).astype(np.uint32)
-        rows = self._table[bucket]
-        free = rows[:, BUCKET_ENTRIES:] == 0
-        simple = free.any(axis=1)
-        simple &= tag != 0
-        simple &= ~(rows[:, :BUCKET_ENTRIES] == tag[:, None]).any(axis=1)
-        at = bucket * (2 * BUCKET_ENTRIES) + free.argmax(axis=1)
+        work = self._match_batch(digests.reshape(-1).view(np.uint8).data)
+        tags = work.tag_column[:, 0]
+        simple = work.equal_u64 == 0
+        simple &= tags != 0
+        np.equal(work.row_slots, 0, work.equal)
+        free = work.equal_u64
+        free &= np.negative(free)  # only the first of each row
+        np.multiply(free, _POSITION_MUL, work.position_u64)
+        np.right_shift(work.position_u64, _POSITION_SHIFT, work.position_u64)
+        simple &= work.position != 0
+        at = work.bucket * _BUCKET_WORDS + work.position - 1
+        entered = slots
+        others = []
         if not simple.all():
-            at, tag, entered = at[simple], tag[simple], slots[simple]
-        else:
-            entered = slots
-        self._table_flat[at] = tag
-        self._table_flat[at + BUCKET_ENTRIES] = entered
-        # Keys of one bucket chose the same entry, and the last of them has it.
-        lost = self._table_flat[at + BUCKET_ENTRIES] != entered
-        for slot in slots[~simple].tolist() + entered[lost].tolist():
+            at, tags, entered = at[simple], tags[simple], slots[simple]
+            others = slots[~simple].tolist()
+        self._table_flat[at] = tags
+        self._table_flat[at + _SLOTS] = entered
+        lost = self._table_flat[at + _SLOTS] != entered  # keys of one bucket chose one entry: the last has it
+        for slot in others + entered[lost].tolist():
             self._place(slot)
 
     # Growing.
@@ -558,8 +564,9 @@ class ObjectIndex:
             return
         self._split_debt += keys * SPLITS_PER_KEY
         if self._split_debt >= SPLITS_MIN:
-            self._split(self._split_debt)
-            self._split_debt = 0
+            count = min(self._split_debt, SPLITS_MAX)
+            self._split_debt -= count
+            self._split(count)
 
     def _split(self, count: int) -> None:
         """Split the next buckets: entries with the next bit of ``lo`` set move to the new one."""
@@ -568,53 +575,61 @@ class ObjectIndex:
         last = min(first + count, low)
         old = self._table[first:last]
         new = self._table[low + first : low + last]
-        tags, slots = old[:, :BUCKET_ENTRIES], old[:, BUCKET_ENTRIES:]
+        tags, slots = old[:, :_ENTRIES], old[:, _SLOTS:]
         moves = (self._lo[slots] & np.uint64(low)) != 0  # slot 0's `lo` is 0: free entries stay
-        np.copyto(new[:, :BUCKET_ENTRIES], tags, where=moves)
-        np.copyto(new[:, BUCKET_ENTRIES:], slots, where=moves)
+        np.copyto(new[:, :_ENTRIES], tags, where=moves)
+        np.copyto(new[:, _SLOTS:], slots, where=moves)
         np.copyto(tags, 0, where=moves)
         np.copyto(slots, 0, where=moves)
         self._buckets = low + last
         if last == low:
             self._low = self._buckets
+            self._split_debt = 0
         self._set_mask()
-        if self._overflow_first:
-            for bucket in (self._overflow_mark[first:last].nonzero()[0] + first).tolist():
-                self._overflow_place_again(bucket)
+        if self._chain_first:
+            for bucket in (old[:, _CHAINED].nonzero()[0] + first).tolist():
+                self._chain_place_again(bucket)
 
     # Chains.
 
     def _chain(self, bucket: int) -> list[int]:
         slots = []
-        slot = self._overflow_first.get(bucket, 0)
+        slot = self._chain_first.get(bucket, 0)
         while slot:
             slots.append(slot)
-            slot = self._overflow_next.get(slot, 0)
+            slot = self._chain_next.get(slot, 0)
         return slots
 
-    def _overflow_find(self, bucket: int, lo: int, hi: int) -> int:
-        slot = self._overflow_first.get(bucket, 0)
+    def _chain_find(self, bucket: int, lo: int, hi: int) -> int:
+        slot = self._chain_first.get(bucket, 0)
         while slot:
             if self._record_words[slot * 4] == hi and self._lo_words[slot] == lo:
                 return slot
-            slot = self._overflow_next.get(slot, 0)
+            slot = self._chain_next.get(slot, 0)
         return 0
 
-    def _overflow_clear(self, bucket: int) -> list[int]:
+    def _chain_add(self, bucket: int, slot: int) -> None:
+        first = self._chain_first.get(bucket)
+        if first is not None:
+            self._chain_next[slot] = first
+        self._chain_first[bucket] = slot
+        self._table[bucket, _CHAINED] = 1
+
+    def _chain_clear(self, bucket: int) -> list[int]:
         slots = self._chain(bucket)
-        self._overflow_first.pop(bucket, None)
+        self._chain_first.pop(bucket, None)
         for slot in slots:
-            self._overflow_next.pop(slot, None)
-        self._overflow_mark[bucket] = False
+            self._chain_next.pop(slot, None)
+        self._table[bucket, _CHAINED] = 0
         return slots
 
-    def _overflow_remove(self, bucket: int, slot: int) -> None:
-        slots = self._overflow_clear(bucket)
+    def _chain_remove(self, bucket: int, slot: int) -> None:
+        slots = self._chain_clear(bucket)
         assert slot in slots, "a slot in use has an entry or is in its bucket's chain"
         for other in slots:
             if other != slot:
-                self._place(other)
+                self._chain_add(bucket, other)
 
-    def _overflow_place_again(self, bucket: int) -> None:
-        for slot in self._overflow_clear(bucket):
+    def _chain_place_again(self, bucket: int) -> None:
+        for slot in self._chain_clear(bucket):
             self._place(slot)

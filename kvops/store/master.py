@@ -365,7 +365,7 @@ class Master:
             evicted_total=core.counters.evicted,
             lookups_total=core.index.lookups_total,
             hits_total=core.index.hits_total,
-            breaker_open=core.breaker.open,
+            breaker_open=core.breaker_open,
             stores=[store.info() for store in core.stores],
             clients=core.clients(),
         )
@@ -407,7 +407,7 @@ class Master:
             Reading(
                 name="kvops_master_breaker_open",
                 help="Whether the group's is.",
-                read=lambda: float(core.breaker.open),
+                read=lambda: float(core.breaker_open),
             ),
             Reading(
                 name="kvops_master_slice_seconds_max",

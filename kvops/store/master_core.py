@@ -16,7 +16,9 @@ from __future__ import annotations
 import heapq
 import struct
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Final
 
 import msgspec
@@ -28,7 +30,7 @@ from kvops.net import wire
 from kvops.net.auth import Hello, decode
 from kvops.net.wire import Kind
 from kvops.store import messages as m
-from kvops.store.breaker import GroupBreaker
+from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
 from kvops.store.eviction import Evictor
 from kvops.store.index import ObjectIndex
 from kvops.store.journal import COMPLETE_ROW, GONE_ROW, Recovery
@@ -62,12 +64,13 @@ from kvops.store.model import (
     StoreState,
     View,
 )
-from kvops.store.placement import Candidate, Placement, Writer
+from kvops.store.placement import Candidate, Placement, Writer, choose
 from kvops.store.puts import Put, PutTable
-from kvops.store.stores import Store, StoreTable
+from kvops.store.stores import SERVING, Store, StoreTable
 
 U32: Final = 0xFFFFFFFF
 TICK_MS: Final = 100
+SUSPECT_MS: Final = 2_000  # a store stays hidden on its readers' evidence
 REMOVE_WAIT_MS: Final = 200  # a remove replies HIDDEN when a node has not cleared its slot by then
 EVICT_INTERVAL_MS: Final = 10
 RESTORE_BATCH: Final = 65_536
@@ -164,7 +167,7 @@ class MasterCore:
         self.out: list[tuple[int, bytes]] = []
         self.journal: list[JournalEntry] = []
         self.events: list[CoreEvent] = []
-        self.breaker = GroupBreaker()
+        self.breaker = GroupBreaker(rng=Random(settings.seed))
         self._evictor = Evictor(self.index, seed=settings.seed)
         self._placement = Placement(settings.placement, seed=settings.seed)
         self._candidates: tuple[int, list[Candidate]] = (0, [])
@@ -203,6 +206,11 @@ class MasterCore:
             if store.state in (StoreState.READY, StoreState.ANNOUNCING):
                 self.stores.set_state(store, StoreState.SUSPECTED)
                 self._event(now_ms, "store.suspected", store.mount.name, reason="its connection closed")
+
+    @property
+    def breaker_open(self) -> bool:
+        """Whether the group's breaker keeps everybody away."""
+        return self.breaker.state is BreakerState.OPEN
 
     def clients(self) -> list[ClientInfo]:
         """Who is connected, one row a process."""
@@ -274,7 +282,7 @@ class MasterCore:
     def lookup(self, digests: bytes, *, now_ms: int) -> bytes:
         """Where each key lies, with a lease on every hit: LOOKUP_HEAD, LOCATION rows, EXTRA rows."""
         _check_digests(digests)
-        if self.breaker.open:
+        if self.breaker_open:
             misses = bytes(len(digests) // DIGEST_BYTES * LOCATION.itemsize)
             return m.LOOKUP_HEAD.pack(self.stores.epoch, 0, 0, 0) + misses
         rows = self.index.lookup(digests, now_ms32=now_ms & U32)
@@ -343,7 +351,7 @@ class MasterCore:
         return rows.tobytes()
 
     def _head(self) -> bytes:
-        return m.LOOKUP_HEAD.pack(self.stores.epoch, 0 if self.breaker.open else LEASE_TTL_MS, 0, 0)
+        return m.LOOKUP_HEAD.pack(self.stores.epoch, 0 if self.breaker_open else LEASE_TTL_MS, 0, 0)
 
     def view(self) -> View:
         """The stores that locations may name."""
@@ -366,7 +374,7 @@ class MasterCore:
         slots = self.index.find(digests)
         readable = self._readable(slots, now_ms=now_ms).tolist()
         sizes, depths, raw = rows["size"].tolist(), rows["depth"].tolist(), digests.tobytes()
-        order = self._placement.order(writer, self._ready(), self.stores.epoch)
+        order = self._placement.order(writer, self._ready(), epoch=self.stores.epoch)
         for row, slot in enumerate(slots.tolist()):
             if readable[row]:
                 self.index.touched_ms[slot] = now_ms & U32
@@ -389,7 +397,9 @@ class MasterCore:
                 continue
             else:
                 footprint = footprint_bytes(sizes[row], chunk_of(flags))
-                places = self._placement.choose(order, footprint, self._allocate, self._host_of, replicas)
+                if self.settings.placement is PlacementPolicy.RANDOM:
+                    order = self._placement.order(writer, self._ready(), epoch=self.stores.epoch)
+                places = self._place(order, footprint, replicas)
                 if not places:
                     self._pressure_bytes += footprint
                     self.counters.no_space += 1
@@ -508,19 +518,25 @@ class MasterCore:
         self.counters.preempted += 1
         self._abandon(put, now_ms=now_ms)
 
-    def _allocate(self, store_id: StoreId, footprint: int) -> int | None:
-        store = self.stores.get(store_id)
-        return store.allocator.allocate(footprint) if store is not None else None
+    def _place(
+        self, order: Sequence[Candidate], footprint: int, replicas: int
+    ) -> list[tuple[StoreId, int]] | None:
+        def allocate(store_id: StoreId) -> int | None:
+            store = self.stores.get(store_id)
+            return store.allocator.allocate(footprint) if store is not None else None
 
-    def _host_of(self, store_id: StoreId) -> str:
-        store = self.stores.get(store_id)
-        return store.mount.host if store is not None else ""
+        def free(store_id: StoreId, offset: int) -> None:
+            store = self.stores.get(store_id)
+            if store is not None:
+                store.allocator.free(offset, footprint)
+
+        return choose(order, replicas=replicas, allocate=allocate, free=free)
 
     def _ready(self) -> list[Candidate]:
         epoch, candidates = self._candidates
         if epoch != self.stores.epoch:
             candidates = [
-                Candidate(store.id, store.mount.host, store.mount.numa_node)
+                Candidate(store.id, store.mount.host, store.mount.numa_node, store.mount.name)
                 for store in self.stores
                 if store.state is StoreState.READY
             ]
@@ -718,9 +734,8 @@ class MasterCore:
             self._announced(store, now_ms=now_ms)
             return b""
         footprints = footprint_bytes(rows["size"].astype(np.int64), chunks_of(rows["flags"]))
-        offsets = rows["offset"].tolist()
-        free = [store.allocator.reserve(*place) for place in zip(offsets, footprints.tolist(), strict=True)]
-        forget = rows[~np.array(free)]  # beyond what is populated, or twice the same memory
+        free = store.allocator.reserve_batch(rows["offset"], footprints.astype(np.uint64))
+        forget = rows[~free]  # beyond what is populated, or twice the same memory
         rows = rows[free]
         digests = np.ascontiguousarray(rows["digest"])
         known = self.index.find(digests)
@@ -804,7 +819,8 @@ class MasterCore:
         if store is None or store.state is StoreState.GONE:
             return m.BEAT_REPLY.pack(self.term, 1, self._floor())
         store.seen_ms = now_ms
-        if store.state is StoreState.SUSPECTED and beat.loop_lag_ms < STORE_TTL_MS:
+        clear = beat.loop_lag_ms < STORE_TTL_MS and now_ms >= store.suspect_until_ms
+        if store.state is StoreState.SUSPECTED and clear:
             self.stores.set_state(
                 store, StoreState.READY if store.announced is None else StoreState.ANNOUNCING
             )
@@ -844,14 +860,21 @@ class MasterCore:
 
     def _report(self, hello: Hello, report: m.Report, *, now_ms: int) -> bytes:
         """A client could not read from a store; the group's breaker counts the hosts that say so."""
-        hosts = len({peer.hello.host for peer in self._conns.values() if peer.hello.role == "client"})
-        was = self.breaker.open
-        self.breaker.report(hello.host, hosts=hosts, now_ms=now_ms)
         store = self.stores.get(report.store_id)
-        if store is not None:
+        if store is not None and store.state in SERVING:
+            store.reports = {host: at for host, at in store.reports.items() if now_ms - at < REPORT_WINDOW_MS}
+            store.reports[hello.host] = now_ms
             self._event(now_ms, "store.reported", store.mount.name, reason=report.reason, host=hello.host)
-        if self.breaker.open and not was:
-            self._event(now_ms, "breaker.opened", self.settings.group, hosts=hosts)
+            if len(store.reports) >= REPORT_HOSTS_MIN:
+                store.suspect_until_ms = now_ms + SUSPECT_MS
+                self.stores.set_state(store, StoreState.SUSPECTED)
+                self._event(
+                    now_ms, "store.suspected", store.mount.name, reason="two hosts cannot read from it"
+                )
+        if report.stores_down * 2 >= report.stores > 0:
+            hosts = len({peer.hello.host for peer in self._conns.values() if peer.hello.role == "client"})
+            if self.breaker.report(hello.host, host_count=hosts, now_ms=now_ms):
+                self._event(now_ms, "breaker.opened", self.settings.group, hosts=hosts)
         return self._head()
 
     # Background work, in slices.
@@ -901,10 +924,12 @@ class MasterCore:
             if remove.waiting:
                 self._removes = {key: value for key, value in self._removes.items() if value[0] is not remove}
                 self._remove_reply(remove)
-        was = self.breaker.open
-        self.breaker.tick(now_ms)
-        if was and not self.breaker.open:
-            self._event(now_ms, "breaker.closed", self.settings.group)
+        if self.breaker.try_probe(now_ms=now_ms):
+            # The best we can tell from here: with stores to read from, let the clients try.
+            serving = any(store.state is StoreState.READY for store in self.stores)
+            self.breaker.record_probe(serving, now_ms=now_ms)
+            if serving:
+                self._event(now_ms, "breaker.closed", self.settings.group)
 
     @property
     def has_output(self) -> bool:
@@ -949,8 +974,9 @@ class MasterCore:
             return False
         self._last_evict_ms = now_ms
         victims = self._evictor.step(now_ms32=now_ms & U32, count_max=EVICT_SLICE)
-        if not len(victims):
+        if self._evictor.exhausted:
             self._pressure_bytes = 0
+        if not len(victims):
             return False
         sizes = int(self.index.location["size"][victims].astype(np.int64).sum())
         self._pressure_bytes = max(0, self._pressure_bytes - sizes)

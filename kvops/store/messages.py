@@ -92,7 +92,7 @@ SLOT_ROW: Final = np.dtype(
 )
 assert SLOT_ROW.itemsize == 48
 WRITE_HEAD: Final = struct.Struct("<16s16sQQIIIIHHHH")
-"""Digests of index and key; generation, offset, size; the part: offset, length; chunk, depth, tenant, flags, key bytes."""
+"""Digests of index and key, generation, offset, size, part offset and length, chunk, depth, tenant, flags, key size."""
 
 WRITE_REPLY: Final = struct.Struct("<HHI")
 """NodeStatus, 1 when the object is whole and sealed, reserved."""
@@ -179,7 +179,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     store_id: int
     reason: str  # Reason
-    failures: int
+    stores: int  # that this client knows
+    stores_down: int  # … and whose breaker is open
 
 
 class MapReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -368,7 +368,8 @@ class SlotTable:
             return self.abort_writer(generation)
         sealed = self.find(offset, generation)
         if sealed is None:
-            self._revoke(generation)
+            if slot is None:
+                self._revoke(generation)
             return None
         cleared = Cleared(offset, generation, sealed.footprint, None)
         self._remove(cleared)

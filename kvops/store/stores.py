@@ -45,6 +45,10 @@ class Store:
     unsent: list[tuple[Generation, int]] = field(default_factory=list)  # rows of the next FREE frame
     announced: NDArray[np.bool_] | None = None  # by index slot, while ANNOUNCING
     objects: int = 0
+    reports: dict[str, int] = field(
+        default_factory=dict
+    )  # host → when its clients last could not read from it
+    suspect_until_ms: int = 0  # on their evidence; beats do not clear it earlier
 
     def info(self) -> StoreInfo:
         """What clients and operators see."""

@@ -152,6 +152,14 @@ def test_restarted_store() -> None:
     assert found.health is Health.HEALTHY
 
 
+def test_store_of_a_former_life() -> None:
+    """A store that the group no longer has, and the master has not forgotten yet, is no trouble."""
+    found = judged(master(store("store-0"), store("store-1"), store("store-9", StoreState.SUSPECTED)))
+
+    assert found.health is Health.HEALTHY
+    assert [row["name"] for row in found.stores] == ["store-0", "store-1"]
+
+
 def test_master_that_does_not_answer() -> None:
     """What cannot be seen is named as unseen, stores included, and is not called down."""
     found = judged(None)

@@ -87,7 +87,7 @@ def test_start_beside_what_is_left(make_group: MakeGroup) -> None:
     with pytest.raises(AlreadyRunning) as caught:
         group.start(SMALL, timeout_s=30)
 
-    assert "kvops restart" in caught.value.fix
+    assert "kvops restart store-1" in caught.value.fix
 
 
 @pytest.mark.parametrize(("mode", "code"), [("die", 5), ("killed", 1)])
