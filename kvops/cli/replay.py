@@ -287,8 +287,8 @@ def event_text(event: ReplayEvent) -> str:
 
 def detail_text(detail: Mapping[str, object]) -> str:
     """What an event says beside its name, for people: the reason first, in its own words."""
-    rest = [f"{name} {value}" for name, value in detail.items() if name != "reason"]
-    return ", ".join([str(detail["reason"])] * ("reason" in detail) + rest)
+    first = [str(detail["reason"])] if "reason" in detail else []
+    return ", ".join([*first, *(f"{name} {value}" for name, value in detail.items() if name != "reason")])
 
 
 def _group_events(target: Target, result: ReplayResult) -> list[ReplayEvent]:

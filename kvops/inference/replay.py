@@ -243,7 +243,7 @@ class _Engine:
             prefetch_ms_max=config.prefetch_ms_max,
             model=config.model,
             pool_factory=config.pool_factory,
-            pool_options={**config.pool_options, "host": config.hosts[number]},
+            pool_options={**config.pool_options, "host": config.hosts[number], "name": f"replay {self.name}"},
         )
         with contextlib.suppress(OSError):  # dead on arrival: the closed socket tells, with its last words
             channel.send(self.sock, node)

@@ -28,6 +28,7 @@ class Router:
         self._gpu = gpu
         self._l2_pages = l2_pages
         self._gpu_free_ms = [0.0] * nodes
+        self._gpu_busy_ms = [0.0] * nodes  # in all: among equals, the one that had least to do
         self._l2: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(nodes)]
 
     def choose(self, request: Request, *, seen_pages: int, alive: Sequence[int]) -> int:
@@ -43,12 +44,14 @@ class Router:
         gpu_ms = self._gpu.prefill_ms(input_tokens=request.input_tokens, cached_tokens=cached_tokens)
         at_ms = request.timestamp_ms
 
-        def cost(node: int) -> tuple[float, int]:
+        def cost(node: int) -> tuple[float, float, int]:
             read_pages = max(0, seen_pages - self._held(node, request))
-            return max(self._gpu_free_ms[node], at_ms + READ_MS_PER_PAGE * read_pages), node
+            start_ms = max(self._gpu_free_ms[node], at_ms + READ_MS_PER_PAGE * read_pages)
+            return start_ms, self._gpu_busy_ms[node], node
 
         node = min(alive, key=cost)
         self._gpu_free_ms[node] = cost(node)[0] + gpu_ms
+        self._gpu_busy_ms[node] += gpu_ms
         self._remember(node, request)
         return node
 

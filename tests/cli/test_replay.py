@@ -78,9 +78,10 @@ def test_keys_of_different_runs_traces_and_page_sizes_never_meet() -> None:
 
 def test_an_events_reason_comes_first() -> None:
     """People read the reason, then the rest by name."""
-    assert (
-        detail_text({"id": 3, "reason": "silent for 2 s", "objects": 7}) == "silent for 2 s, id 3, objects 7"
-    )
+    told = detail_text({"id": 3, "reason": "silent for 2 s", "objects": 7})
+
+    assert told == "silent for 2 s, id 3, objects 7"
+    assert detail_text({"id": 3}) == "id 3"
 
 
 @pytest.mark.process

@@ -151,7 +151,7 @@ class FolderPool:
         return {"stores": [{"name": "store-2", "breaker": "open" if trouble else "closed"}]}
 
 
-def open_folder(*, folder: str, host: str) -> FolderPool:
+def open_folder(*, folder: str, host: str, name: str) -> FolderPool:
     """The factory that engines are given by name."""
-    assert host.startswith("host-")
+    assert host.removeprefix("host-") == name.removeprefix("replay node-")
     return FolderPool(Path(folder))

@@ -34,13 +34,13 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rep
     folder = tmp_path / "pool"
     folder.mkdir()
 
-    def make(*, nodes: int = 1, **more: Any) -> ReplayConfig:
+    def make(*, nodes: int = 1, l2_pages: int = 30, **more: Any) -> ReplayConfig:
         return ReplayConfig(
             pool_factory="pools:open_folder",
             pool_options={"folder": str(folder)},
             hosts=tuple(f"host-{i}" for i in range(nodes)),
             page_bytes=64,
-            l2_bytes=64 * 30,
+            l2_bytes=64 * l2_pages,
             **more,
         )
 
@@ -134,6 +134,24 @@ def test_a_pool_that_fails_in_the_middle_costs_hits_and_no_request(
     assert hit.after.hit_ratio < hit.before.hit_ratio
     assert hit.recovered_after_s is None
     assert hit.before.requests + hit.after.requests == 60
+
+
+def test_wrong_bytes_are_counted_told_and_never_served(config: Callable[..., ReplayConfig]) -> None:
+    """A page that the pool calls a hit and that is not its key's is an event, a figure, and a loss: no hit."""
+    setup = config(l2_pages=0, events=(Planned(action="kill", target="store-0", at_share=0.5),))
+    folder = Path(str(setup.pool_options["folder"]))
+
+    def launcher(action: str, target: str) -> str:
+        for path in folder.iterdir():
+            path.write_bytes(bytes(64))
+        return "every page is zeros now"
+
+    figures = summary(replay(REQUESTS, setup, launcher=launcher))
+
+    assert figures["wrong_bytes"] > 0
+    assert "page.corrupted" in [event["event"] for event in figures["events"]]
+    assert "CORRUPT" in figures["losses"]
+    assert figures["impact"]["after"]["hit_ratio"] == 0.0
 
 
 def test_an_event_that_fails_is_reported_and_does_not_end_the_replay(

@@ -41,6 +41,17 @@ def test_a_hot_prefix_spreads_rather_than_queue() -> None:
     assert max(nodes.values()) <= 2 * min(nodes.values())
 
 
+def test_strangers_are_spread_evenly() -> None:
+    """Requests that share nothing and never wait go round, rather than to the first node always."""
+    router = Router(nodes=3, l2_pages=1_000, gpu=LLAMA_70B)
+    nodes = Counter(
+        router.choose(request([10 * i, 10 * i + 1], i * 60_000), seen_pages=0, alive=[0, 1, 2])
+        for i in range(30)
+    )
+
+    assert nodes == {0: 10, 1: 10, 2: 10}
+
+
 def test_a_dead_node_gets_nothing() -> None:
     """Only nodes that are alive are chosen, even for prefixes that the dead one held."""
     router = Router(nodes=2, l2_pages=100, gpu=LLAMA_70B)
