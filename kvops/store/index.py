@@ -1,5 +1,5 @@
 """
-Where every readable object lies: digest of its key → slot → location, recency and lease; 65–85 B an object.
+Where every readable object lies: digest of its key → slot → location, recency and lease; 70–85 B an object.
 
 An object owns a *slot*, a position in flat arrays that never move. A table of buckets finds the slot:
 
@@ -13,8 +13,8 @@ An object owns a *slot*, a position in flat arrays that never move. A table of b
 A batch is looked up with a dozen numpy calls, whatever its length: take the buckets, compare seven tags,
 turn the one matching byte into its position by a multiplication (none: the 0 before the slots), take the
 slot, take its record, compare ``hi``, set ``touched_ms`` (recency and lease at once) and copy the locations
-out of the records. So tag, bucket and ``hi`` must agree, at least 106 bits of 128. Keys that somebody made
-to collide are caught by the reader, who compares a cryptographic digest of the whole key.
+out of the records. So tag, bucket and ``hi`` must agree, at least 106 bits of 128 (74 if the tag is 0). Keys
+that somebody made to collide are caught by the reader, who compares a cryptographic digest of the whole key.
 
 *Chains.* A key whose bucket is full or holds the same tag already, or whose tag is 0 (free entries look
 like that), goes to its bucket's chain of slots. Chains are kept in two dicts of ints, which the cyclic
@@ -53,12 +53,9 @@ _CHAINED: Final = 7  # word of a bucket: 1 if it has a chain
 _NO_SLOT: Final = 8  # … always 0: what a row without a matching tag finds
 _SLOTS: Final = 9  # … where its slots begin
 BUCKETS_MIN: Final = 1_024
-FILL_MAX: Final = (
-    3  # objects a bucket that start a doubling: 1 % of keys are in chains at its end, 0.01 % after
-)
-SPLITS_PER_KEY: Final = 2  # … once a doubling is under way, so that the fill stays below 3.5
+FILL_MAX: Final = 3  # objects a bucket: then a doubling starts
+SPLITS_PER_KEY: Final = 2  # so it ends at 3.5 objects a bucket, with 1 % of keys in chains; 0.01 % after it
 SPLITS_MIN: Final = 64  # a few cost as much as so many: small debts are saved up
-SPLITS_MAX: Final = 1_024  # in one call: 0.1 to 0.5 ms
 BATCH_MAX: Final = 1_024  # keys a step: scratch memory stays in the cache, and only so many sizes of it exist
 SCALAR_MAX: Final = 4  # up to here a loop beats the fixed cost of the numpy calls
 OBJECTS_MAX: Final = 1 << 30
@@ -267,6 +264,7 @@ class ObjectIndex:
 
     def exists(self, digests: bytes | memoryview) -> bytes:
         """One byte a key, 1 where it could be read; grants nothing and touches nothing."""
+        assert len(digests) % DIGEST_BYTES == 0, "whole digests"
         parts = []
         step = BATCH_MAX * DIGEST_BYTES
         for at in range(0, len(digests), step):
@@ -315,6 +313,7 @@ class ObjectIndex:
 
     def set_hidden(self, store: int, hidden: bool) -> None:
         """Let lookups miss (or find again) every object of a store, at once; ``find`` goes on seeing them."""
+        assert store, "store 0 is no store"
         self.hidden_count += int(hidden) - int(self.hidden[store])
         self.hidden[store] = hidden
 
@@ -327,8 +326,9 @@ class ObjectIndex:
         work.digest_bytes[:] = digests
         np.bitwise_and(work.lo, self._mask_array, work.bucket_u64)
         if self._buckets != self._low:
-            np.greater_equal(work.bucket, self._buckets, work.unsplit)
-            np.subtract(work.bucket, self._low, out=work.bucket, where=work.unsplit)
+            np.greater_equal(work.bucket, self._buckets_array, work.unsplit)
+            np.bitwise_and(work.lo, self._low_mask_array, work.position_u64)
+            np.putmask(work.bucket, work.unsplit, work.position)
         # Every index is in range by construction; "clip" only spares numpy a second buffer.
         self._table.take(work.bucket, 0, work.rows, "clip")
         np.equal(work.row_tags, work.tag_column, work.equal)
@@ -555,7 +555,10 @@ class ObjectIndex:
     def _set_mask(self) -> None:
         growing = self._buckets != self._low
         self._mask = (2 * self._low if growing else self._low) - 1
+        # The same as arrays, which cost a numpy call half a microsecond less than a Python number.
         self._mask_array = np.array(self._mask, dtype=np.uint64)
+        self._low_mask_array = np.array(self._low - 1, dtype=np.uint64)
+        self._buckets_array = np.array(self._buckets, dtype=np.int64)
 
     def _pay_splits(self, keys: int) -> None:
         """Split what so many inserted keys owe."""
@@ -564,9 +567,8 @@ class ObjectIndex:
             return
         self._split_debt += keys * SPLITS_PER_KEY
         if self._split_debt >= SPLITS_MIN:
-            count = min(self._split_debt, SPLITS_MAX)
-            self._split_debt -= count
-            self._split(count)
+            self._split(self._split_debt)
+            self._split_debt = 0
 
     def _split(self, count: int) -> None:
         """Split the next buckets: entries with the next bit of ``lo`` set move to the new one."""
@@ -584,7 +586,6 @@ class ObjectIndex:
         self._buckets = low + last
         if last == low:
             self._low = self._buckets
-            self._split_debt = 0
         self._set_mask()
         if self._chain_first:
             for bucket in (old[:, _CHAINED].nonzero()[0] + first).tolist():
