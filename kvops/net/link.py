@@ -61,8 +61,13 @@ class Address(msgspec.Struct, frozen=True):
             raise Unreachable(f"{text!r} is not an address", fix="write host:port")
         return cls(host.strip("[]"), int(port))
 
+    @property
+    def is_unix(self) -> bool:
+        """Whether it is the path of a Unix socket."""
+        return self.host.startswith("/")
+
     def __str__(self) -> str:
-        return self.host if self.host.startswith("/") else f"{self.host}:{self.port}"
+        return self.host if self.is_unix else f"{self.host}:{self.port}"
 
 
 class Link:
@@ -93,7 +98,7 @@ class Link:
         self.sock = self._open()
 
     def _open(self) -> socket.socket:
-        unix = self.address.host.startswith("/")
+        unix = self.address.is_unix
         family = socket.AF_UNIX if unix else socket.AF_INET6 if ":" in self.address.host else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         if unix:
@@ -321,6 +326,28 @@ class Single:
     def frame(self, frame: Frame, body: bytes) -> None:
         """Keep it."""
         self.result = (frame, body)
+
+
+def establish(link: Link, *, deadline: float) -> None:
+    """
+    Finish a link's handshake.
+
+    Raises:
+        Unreachable: Not by the deadline.
+    """
+    poll = select.poll()
+    poll.register(link)
+    nothing = Single()
+    while link.state is not LinkState.READY:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            link.close()
+            raise Unreachable(
+                f"{link.address} did not answer in time", fix="check that it runs: kvops status"
+            )
+        poll.modify(link, link.events)
+        for _, events in poll.poll(left * 1_000 + 0.999):
+            link.advance(events, nothing)
 
 
 def call(link: Link, kind: Kind, body: bytes, *, request: int, deadline: float, spin_s: float = 0.0) -> bytes:

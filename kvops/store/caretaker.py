@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Final
 
 from kvops.errors import KvopsError
+from kvops.net.link import establish
 from kvops.net.wire import Kind
 from kvops.store import messages as m
-from kvops.store.channel import PROBE_TIMEOUT_S, MasterChannel, StoreChannel, Trouble, establish, now_ms
+from kvops.store.channel import PROBE_TIMEOUT_S, MasterChannel, StoreChannel, Trouble, now_ms
 from kvops.store.model import Reason
 
 QUEUE_MAX: Final = 256
@@ -112,9 +113,10 @@ class Caretaker:
         mapped = {}
         for channel in self._stores():
             link = channel.mapping_link
-            if link is not None:
-                mapped[link.fileno()] = channel
-                poll.register(link, select.POLLIN)
+            fd = link.fileno() if link is not None else -1
+            if fd >= 0:  # another thread may close it at any time; poll then says so at once
+                mapped[fd] = channel
+                poll.register(fd, select.POLLIN)
         timeout_s = GROUP_POLL_S if self._group_open else self._until_probe_s()
         for fd, _ in poll.poll(timeout_s * 1_000 + 0.999):
             if fd in mapped:

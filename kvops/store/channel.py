@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import select
 import threading
 import time
 from collections.abc import Sequence
@@ -12,13 +11,14 @@ from typing import Final
 
 from kvops.errors import AuthFailed, Unreachable, WireError
 from kvops.net.auth import Hello
-from kvops.net.link import Address, Link, LinkState, Single, call
+from kvops.net.link import Address, Link, LinkState, call, establish
 from kvops.net.wire import Kind
 from kvops.store.breaker import Breaker, Failure
 from kvops.store.limits import CONNECT_TIMEOUT_MS
 from kvops.store.model import Reason, StoreInfo
 from kvops.transfer.shm import Mapping
 
+PROBE_TIMEOUT_S: Final = CONNECT_TIMEOUT_MS / 1_000
 IDLE_LINKS_MAX: Final = (
     16  # kept for the next call; more than that many calls at once open and close their own
 )
@@ -84,7 +84,6 @@ class MasterChannel:
         self.last_error: str = ""
         self._identity = identity
         self._idle = Idle()
-        self._preferred: Address | None = None  # the master's Unix socket, once it told us
         self._at = 0
         self._request = 0
 
@@ -127,15 +126,13 @@ class MasterChannel:
                 if time.monotonic() >= deadline:
                     raise
                 self._idle.clear()  # the master hung up since: ask again on a new connection
-        addresses = [a for a in (self._preferred, *self._rotated()) if a is not None]
         trouble: Unreachable | None = None
-        for address in addresses:
+        for address in self._rotated():
             try:
-                return self._exchange(self._open(address), kind, body, deadline)
+                return self._exchange(self._connect(address, deadline), kind, body, deadline)
             except Unreachable as error:
                 trouble = error
                 self._at += 1
-                self._preferred = None
                 if isinstance(error, AuthFailed) or time.monotonic() >= deadline:
                     break
         assert trouble is not None
@@ -144,6 +141,26 @@ class MasterChannel:
     def _rotated(self) -> list[Address]:
         at = self._at % len(self.addresses)
         return [*self.addresses[at:], *self.addresses[:at]]
+
+    def _connect(self, address: Address, deadline: float) -> Link:
+        """
+        A link to the master: by its Unix socket where it tells us of one on this machine.
+
+        The choice is made before the first request: a link that is given up takes its puts with it.
+        """
+        link = self._open(address)
+        establish(link, deadline=deadline)
+        welcome = link.welcome
+        assert welcome is not None
+        if not welcome.unix_path or welcome.boot_id != self._identity.hello.boot_id or address.is_unix:
+            return link
+        try:
+            nearer = self._open(Address(welcome.unix_path, 0))
+            establish(nearer, deadline=deadline)
+        except Unreachable:
+            return link  # another mount namespace
+        link.close()
+        return nearer
 
     def _open(self, address: Address) -> Link:
         return Link(address, secret=self._identity.secret, hello=self._identity.hello)
@@ -158,18 +175,7 @@ class MasterChannel:
         except BaseException:
             link.close()  # interrupted between request and answer: the next call must not read that answer
             raise
-        welcome = link.welcome
-        if (
-            welcome is not None
-            and welcome.unix_path
-            and welcome.boot_id == self._identity.hello.boot_id
-            and not link.address.host.startswith("/")
-            and self._preferred is None
-        ):
-            self._preferred = Address(welcome.unix_path, 0)
-            link.close()
-        else:
-            self._idle.put(link)
+        self._idle.put(link)
         return answer
 
     def close(self) -> None:
@@ -233,28 +239,3 @@ class StoreChannel:
         """Hang up and unmap."""
         self._idle.clear()
         self.unmap()
-
-
-def establish(link: Link, *, deadline: float) -> None:
-    """
-    Finish a link's handshake.
-
-    Raises:
-        Unreachable: Not by the deadline.
-    """
-    poll = select.poll()
-    poll.register(link)
-    nothing = Single()
-    while link.state is not LinkState.READY:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            link.close()
-            raise Unreachable(
-                f"{link.address} did not answer in time", fix="check that it runs: kvops status"
-            )
-        poll.modify(link, link.events)
-        for _, events in poll.poll(left * 1_000 + 0.999):
-            link.advance(events, nothing)
-
-
-PROBE_TIMEOUT_S: Final = CONNECT_TIMEOUT_MS / 1_000

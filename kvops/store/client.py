@@ -34,9 +34,11 @@ from kvops.store.limits import (
     CHUNK_BYTES,
     DEPTH_MAX,
     KEYS_PER_BATCH_MAX,
+    KEYS_PER_FRAME_MAX,
     LEASE_MARGIN_MS,
     OBJECT_BYTES_MAX,
     PART_CHUNK_BYTES,
+    PUTS_PER_FRAME_MAX,
     REPLICAS_MAX,
 )
 from kvops.store.messages import PutStatus, RemoveStatus
@@ -270,23 +272,22 @@ class Pool:
 
     def _locate(self, digests: bytes, deadline: float) -> _Located:
         sent = time.monotonic()
-        answer = self._ask(Kind.LOOKUP, digests, deadline)
-        epoch, lease_ms, extra_count, _ = m.LOOKUP_HEAD.unpack_from(answer)
-        self._group_open = lease_ms == 0
-        if self._group_open:
-            self._caretaker.watch_group()
-            raise Trouble(Reason.BREAKER_OPEN)
-        count = len(digests) // DIGEST_BYTES
-        rows: list[tuple[int, int, int, int, int]] = np.frombuffer(
-            answer, LOCATION, count, m.LOOKUP_HEAD.size
-        ).tolist()
+        rows: list[tuple[int, int, int, int, int]] = []
         extras: dict[int, list[Place]] = {}
-        if extra_count:
-            start = m.LOOKUP_HEAD.size + count * LOCATION.itemsize
-            for index, _, (_, offset, _, store, _) in np.frombuffer(
-                answer, m.EXTRA, extra_count, start
-            ).tolist():
-                extras.setdefault(index, []).append((store, offset))
+        lease_ms = epoch = 0
+        for frame in _frames(digests, KEYS_PER_FRAME_MAX * DIGEST_BYTES):
+            answer = self._ask(Kind.LOOKUP, frame, deadline)
+            epoch, lease_ms, extra_count, _ = m.LOOKUP_HEAD.unpack_from(answer)
+            self._group_open = lease_ms == 0
+            if self._group_open:
+                self._caretaker.watch_group()
+                raise Trouble(Reason.BREAKER_OPEN)
+            count = len(frame) // DIGEST_BYTES
+            if extra_count:
+                start = m.LOOKUP_HEAD.size + count * LOCATION.itemsize
+                for index, _, place in np.frombuffer(answer, m.EXTRA, extra_count, start).tolist():
+                    extras.setdefault(len(rows) + index, []).append((place[3], place[1]))
+            rows += np.frombuffer(answer, LOCATION, count, m.LOOKUP_HEAD.size).tolist()
         if epoch != self._epoch and any(row[3] and row[3] not in self._stores for row in rows):
             self.refresh(deadline)
         return _Located(digests, rows, extras, sent + (lease_ms - LEASE_MARGIN_MS) / 1_000)
@@ -302,7 +303,8 @@ class Pool:
         def renew(by: float) -> float:
             sent = time.monotonic()
             try:
-                answer = self._ask(Kind.TOUCH, digests, min(by, deadline))
+                for frame in _frames(digests, KEYS_PER_FRAME_MAX * DIGEST_BYTES):
+                    answer = self._ask(Kind.TOUCH, frame, min(by, deadline))
             except Trouble:
                 return located.lease_end
             located.lease_end = sent + (m.LOOKUP_HEAD.unpack_from(answer)[1] - LEASE_MARGIN_MS) / 1_000
@@ -430,10 +432,13 @@ class Pool:
         if not keys or self._group_open:
             return [False] * len(keys)
         try:
-            answer = self._ask(Kind.EXISTS, self._digests(keys), deadline)
+            answers = [
+                self._ask(Kind.EXISTS, frame, deadline)
+                for frame in _frames(self._digests(keys), KEYS_PER_FRAME_MAX * DIGEST_BYTES)
+            ]
         except Trouble:
             return [False] * len(keys)
-        return [byte == 1 for byte in answer]
+        return list(map(bool, b"".join(answers)))
 
     def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
         """How many keys are readable from the first on without a gap."""
@@ -448,11 +453,11 @@ class Pool:
             Unreachable: The master did not answer in time.
         """
         deadline = self._begin(deadline_ms)
-        try:
-            answer = self._ask(Kind.LOOKUP, self._digests(keys), deadline)
-        except Trouble as trouble:
-            raise Unreachable(f"the master did not answer: {trouble.reason}", fix="kvops status") from trouble
-        return np.frombuffer(answer, LOCATION, len(keys), m.LOOKUP_HEAD.size)
+        parts = []
+        for frame in _frames(self._digests(keys), KEYS_PER_FRAME_MAX * DIGEST_BYTES):
+            answer = self._ask_or_raise(Kind.LOOKUP, frame, deadline)
+            parts.append(np.frombuffer(answer, LOCATION, len(frame) // DIGEST_BYTES, m.LOOKUP_HEAD.size))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def touch(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> None:
         """Say that keys were used although the pool was not asked: hits in the engine's own memory."""
@@ -460,7 +465,8 @@ class Pool:
         if not keys or self._group_open:
             return
         try:
-            self._ask(Kind.TOUCH, self._digests(keys), deadline)
+            for frame in _frames(self._digests(keys), KEYS_PER_FRAME_MAX * DIGEST_BYTES):
+                self._ask(Kind.TOUCH, frame, deadline)
         except Trouble:
             return  # recency is a hint
 
@@ -503,9 +509,12 @@ class Pool:
             raise UsageError(f"{options.replicas} replicas", fix=f"ask for 1 to {REPLICAS_MAX}")
         texts = [key_bytes(key) for key in keys]
         views = [_readable(buffer) for buffer in buffers]
-        if not keys:
-            return []
-        return self._put(keys, texts, views, deadline, options, depths)
+        outcomes: list[Outcome] = []
+        for at in range(0, len(keys), PUTS_PER_FRAME_MAX):
+            part = slice(at, at + PUTS_PER_FRAME_MAX)
+            some = depths[part] if depths is not None else None
+            outcomes += self._put(keys[part], texts[part], views[part], deadline, options, some)
+        return outcomes
 
     def put_part(
         self,
@@ -1018,6 +1027,10 @@ def local_secret(group: str) -> Path:
         state_home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
         base = f"{state_home}/kvops"
     return Path(base) / "groups" / group / "secret"
+
+
+def _frames(data: bytes, size: int) -> list[bytes]:
+    return [data] if len(data) <= size else [data[at : at + size] for at in range(0, len(data), size)]
 
 
 def _chunk_of(flags: int) -> int:

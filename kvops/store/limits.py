@@ -18,7 +18,9 @@ CONNECT_TIMEOUT_MS: Final = 1_000
 HANDSHAKE_TIMEOUT_MS: Final = 2_000
 
 # Counts.
-KEYS_PER_BATCH_MAX: Final = 65_536
+KEYS_PER_BATCH_MAX: Final = 65_536  # of one call of a client, which cuts it into frames
+KEYS_PER_FRAME_MAX: Final = 4_096  # about 0.4 ms of the master's loop
+PUTS_PER_FRAME_MAX: Final = 128  # likewise
 STORE_COUNT_MAX: Final = 65_535  # a store id is a u16, 0 is never given
 REPLICAS_MAX: Final = 8
 DEPTH_MAX: Final = 65_535
@@ -40,5 +42,5 @@ assert LEASE_MARGIN_MS < LEASE_TTL_MS < STORE_TTL_MS < PUT_TTL_MS, (
     "a reader's lease ends before its store is given up"
 )
 assert BEAT_INTERVAL_MS * 4 <= STORE_TTL_MS, "one lost beat is no death"
-assert KEYS_PER_BATCH_MAX * 72 <= BODY_BYTES_MAX, "the largest batch fits a frame"
+assert KEYS_PER_FRAME_MAX * 72 <= BODY_BYTES_MAX, "the largest batch fits a frame"
 assert CHUNK_BYTES % PART_CHUNK_BYTES == 0

@@ -36,14 +36,16 @@ from kvops.store.index import ObjectIndex
 from kvops.store.journal import COMPLETE_ROW, GONE_ROW, Recovery
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.layout import footprint_bytes
+from kvops.store.lease import LeaseTable
 from kvops.store.limits import (
     CHUNK_BYTES,
-    KEYS_PER_BATCH_MAX,
+    KEYS_PER_FRAME_MAX,
     LEASE_TTL_MS,
     OBJECT_BYTES_MAX,
     PART_CHUNK_BYTES,
     PROCESSING_MAX,
     PUT_TTL_MS,
+    PUTS_PER_FRAME_MAX,
     REPLICAS_MAX,
     STORE_TTL_MS,
 )
@@ -73,6 +75,7 @@ TICK_MS: Final = 100
 SUSPECT_MS: Final = 2_000  # a store stays hidden on its readers' evidence
 REMOVE_WAIT_MS: Final = 200  # a remove replies HIDDEN when a node has not cleared its slot by then
 EVICT_INTERVAL_MS: Final = 10
+CLAMP_SLOTS: Final = 512  # a tick; a round over 16 M slots takes an hour, and one is due within 24 days
 RESTORE_BATCH: Final = 65_536
 EVICT_SLICE: Final = 64  # objects; about 0.1 ms, and at most some 100 slices a second (field measurements)
 SWEEP_SLICE: Final = 64  # slots, after a response
@@ -168,6 +171,7 @@ class MasterCore:
         self.journal: list[JournalEntry] = []
         self.events: list[CoreEvent] = []
         self.breaker = GroupBreaker(rng=Random(settings.seed))
+        self._leases = LeaseTable(self.index.touched_ms)
         self._evictor = Evictor(self.index, seed=settings.seed)
         self._placement = Placement(settings.placement, seed=settings.seed)
         self._candidates: tuple[int, list[Candidate]] = (0, [])
@@ -361,7 +365,7 @@ class MasterCore:
 
     def _put_start(self, conn: int, writer: Writer, body: bytes, *, now_ms: int) -> bytes:
         replicas, flags, tenant, _, ttl_ms = _unpack(m.PUT_HEAD, body)
-        rows = _rows(body, m.PUT_ROW, m.PUT_HEAD.size)
+        rows = _rows(body, m.PUT_ROW, start=m.PUT_HEAD.size, count_max=PUTS_PER_FRAME_MAX)
         if not 1 <= replicas <= REPLICAS_MAX:
             raise WireError(f"a put with {replicas} replicas; 1 to {REPLICAS_MAX}", fix="")
         flags &= PERMANENT_FLAGS
@@ -425,7 +429,7 @@ class MasterCore:
         return head + status + bytes(-count % 8) + granted.tobytes()
 
     def _put_end(self, conn: int, body: bytes, *, now_ms: int) -> bytes:
-        rows = _rows(body, m.END_ROW)
+        rows = _rows(body, m.END_ROW, count_max=PUTS_PER_FRAME_MAX)
         raw = np.ascontiguousarray(rows["digest"]).tobytes()
         generations, written = rows["generation"].tolist(), rows["written"].tolist()
         status = bytearray(len(rows))
@@ -496,7 +500,7 @@ class MasterCore:
         self.journal.append(JournalEntry(JournalKind.COMPLETE, np.array(rows, COMPLETE_ROW)))
 
     def _put_revoke(self, body: bytes, *, now_ms: int) -> bytes:
-        rows = _rows(body, m.END_ROW)
+        rows = _rows(body, m.END_ROW, count_max=PUTS_PER_FRAME_MAX)
         raw = np.ascontiguousarray(rows["digest"]).tobytes()
         status = bytearray(len(rows))
         for row, generation in enumerate(rows["generation"].tolist()):
@@ -888,10 +892,10 @@ class MasterCore:
         for store in self.stores:
             if store.unsent and store.conn:
                 rows, store.unsent = store.unsent, []
-                for start in range(0, len(rows), KEYS_PER_BATCH_MAX):
+                for start in range(0, len(rows), KEYS_PER_FRAME_MAX):
                     body = (
                         m.FREE_HEAD.pack(self._floor())
-                        + np.array(rows[start : start + KEYS_PER_BATCH_MAX], m.FREE_ROW).tobytes()
+                        + np.array(rows[start : start + KEYS_PER_FRAME_MAX], m.FREE_ROW).tobytes()
                     )
                     frames.append((store.conn, wire.pack(Kind.FREE, body)))
         return frames
@@ -924,6 +928,7 @@ class MasterCore:
             if remove.waiting:
                 self._removes = {key: value for key, value in self._removes.items() if value[0] is not remove}
                 self._remove_reply(remove)
+        self._leases.clamp_ages(now_ms32=now_ms & U32, slots_used=self.index.slots_used, budget=CLAMP_SLOTS)
         if self.breaker.try_probe(now_ms=now_ms):
             # The best we can tell from here: with stores to read from, let the clients try.
             serving = any(store.state is StoreState.READY for store in self.stores)
@@ -1033,9 +1038,9 @@ _STORE_KINDS: Final = frozenset({Kind.MOUNT, Kind.SLOTS, Kind.BEAT, Kind.UNMOUNT
 
 
 def _check_digests(body: bytes) -> None:
-    if len(body) % DIGEST_BYTES or len(body) > KEYS_PER_BATCH_MAX * DIGEST_BYTES:
+    if len(body) % DIGEST_BYTES or len(body) > KEYS_PER_FRAME_MAX * DIGEST_BYTES:
         raise WireError(
-            f"a request of {len(body)} B is no batch of up to {KEYS_PER_BATCH_MAX} digests",
+            f"a request of {len(body)} B is no batch of up to {KEYS_PER_FRAME_MAX} digests",
             fix="send smaller batches",
         )
 
@@ -1051,7 +1056,9 @@ def _unpack(layout: struct.Struct, body: bytes) -> tuple[int, ...]:
         raise WireError("a request is shorter than its head", fix="") from error
 
 
-def _rows(body: bytes, dtype: np.dtype[np.void], start: int = 0) -> NDArray[np.void]:
+def _rows(
+    body: bytes, dtype: np.dtype[np.void], *, start: int = 0, count_max: int = KEYS_PER_FRAME_MAX
+) -> NDArray[np.void]:
     """
     The packed rows of a body.
 
@@ -1059,6 +1066,9 @@ def _rows(body: bytes, dtype: np.dtype[np.void], start: int = 0) -> NDArray[np.v
         WireError: Not a whole number of rows, or too many.
     """
     size = len(body) - start
-    if size < 0 or size % dtype.itemsize or size // dtype.itemsize > KEYS_PER_BATCH_MAX:
-        raise WireError(f"a body of {len(body)} B holds no whole rows of {dtype.itemsize} B", fix="")
+    if size < 0 or size % dtype.itemsize or size // dtype.itemsize > count_max:
+        raise WireError(
+            f"a body of {len(body)} B holds no whole rows of {dtype.itemsize} B, or more than {count_max}",
+            fix="",
+        )
     return np.frombuffer(body, dtype, offset=start)
