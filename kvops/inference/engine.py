@@ -127,8 +127,12 @@ class PrefillNode:
             name: str(health[name]["breaker"]) for name in ("master", "group") if name in health
         }
         now |= {str(store["name"]): str(store["breaker"]) for store in health.get("stores", ())}
-        changed = {name: state for name, state in now.items() if self._breakers.get(name, "closed") != state}
-        self._breakers |= now
+        # A probe that fails is no news: half open counts as what it was before.
+        settled = {name: state for name, state in now.items() if state in ("open", "closed")}
+        changed = {
+            name: state for name, state in settled.items() if self._breakers.get(name, "closed") != state
+        }
+        self._breakers |= settled
         return changed
 
     def _tokens(self, work: Work, pages: int) -> int:

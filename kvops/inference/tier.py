@@ -14,11 +14,13 @@ import numpy as np
 
 from kvops.errors import UsageError
 from kvops.inference.pages import Bytes
+from kvops.store.limits import MIB
 from kvops.store.model import Outcome, PutOptions, Reason
 
 BATCH_PAGES: Final = 128
 """Pages of one pool call; more are read in several. As SGLang's STORAGE_BATCH_SIZE: a prefix grows by whole
 calls."""
+BATCH_BYTES_MAX: Final = 64 * MIB  # … and fewer where pages are large: a node holds one batch beside its L2
 WAIT_COMPLETE_MS_MAX: Final = 60_000  # even "wait for all of it" ends: no request waits for ever
 OVER_DEADLINE_GRACE_MS: Final = 25.0
 """A call counts as over its deadline from here on: a busy machine's scheduler alone delays a process by some
@@ -88,6 +90,11 @@ class TierConfig:
     prefetch_ms_per_ki_token: float = 10.0  # on top of the base, per 1,024 tokens that are read
     prefetch_ms_max: int = 1_000  # SGLang 0.5.23 has no such cap: a long prompt then waits for minutes
 
+    @property
+    def batch_pages(self) -> int:
+        """Pages of one pool call."""
+        return min(BATCH_PAGES, max(1, BATCH_BYTES_MAX // self.page_bytes))
+
     def prefetch_ms(self, pages: int, *, gpu_free_in_ms: float) -> float:
         """How long reading so many pages may take, from when the request arrived."""
         match self.prefetch:
@@ -138,7 +145,7 @@ class HostTier:
     """
     The HiCache role: pages in host memory, the least recently used one dropped first, over the pool.
 
-    Memory is one array ``[l2_pages + BATCH_PAGES, page_bytes]``; a page that was read or computed stays in
+    Memory is one array ``[l2_pages + batch_pages, page_bytes]``; a page that was read or computed stays in
     its row, and the row joins the L2 without a copy. One thread only. Pages of one request age deepest first,
     so a prefix stays usable for as long as any of it is kept; what is deeper than the whole L2 never enters
     it.
@@ -167,7 +174,8 @@ class HostTier:
         self._config = config
         self._wrong_bytes = wrong_bytes
         self._clock = clock
-        rows = config.l2_pages + BATCH_PAGES
+        self._batch_pages = config.batch_pages
+        rows = config.l2_pages + self._batch_pages
         # Memory that starts on a page, as fast copies want it (64 B); numpy's own starts 16 B after one.
         memory = mmap.mmap(-1, rows * config.page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._rows: Bytes = np.frombuffer(memory, dtype=np.uint8).reshape(rows, config.page_bytes)
@@ -200,12 +208,12 @@ class HostTier:
         present = self._pool.prefix_hits(wanted, deadline_ms=deadline_ms)
         fetched.lookup_ms = self._since_ms(started)
         fetched.over_deadline += fetched.lookup_ms > deadline_ms + OVER_DEADLINE_GRACE_MS
-        for first in range(0, present, BATCH_PAGES):
+        for first in range(0, present, self._batch_pages):
             left_ms = int(budget_ms - fetched.lookup_ms - fetched.read_ms)
             if left_ms < 1:
                 fetched.stopped_by = Reason.TIMEOUT
             else:
-                self._read(wanted[first : min(first + BATCH_PAGES, present)], left_ms, fetched)
+                self._read(wanted[first : min(first + self._batch_pages, present)], left_ms, fetched)
             if fetched.stopped_by is not None:
                 break
         return fetched
@@ -290,14 +298,14 @@ class HostTier:
             self._pool.touch(held, deadline_ms=self._config.deadline_ms)
             there = self._pool.batch_exists(held, deadline_ms=self._config.deadline_ms)
             lost = [(depth, key) for depth, key in enumerate(held) if not there[depth] and key in self._l2]
-            for first in range(0, len(lost), BATCH_PAGES):
-                some = lost[first : first + BATCH_PAGES]
+            for first in range(0, len(lost), self._batch_pages):
+                some = lost[first : first + self._batch_pages]
                 rows = [self._l2[key] for _, key in some]
                 write = write and self._put(
                     [key for _, key in some], rows, [depth for depth, _ in some], written
                 )
-        for first in range(fetched.pages, len(keys), BATCH_PAGES):
-            some_keys = keys[first : first + BATCH_PAGES]
+        for first in range(fetched.pages, len(keys), self._batch_pages):
+            some_keys = keys[first : first + self._batch_pages]
             rows = [self._free.pop() for _ in some_keys]
             for key, row in zip(some_keys, rows, strict=True):
                 compute(self._rows[row], key)

@@ -262,3 +262,9 @@ def test_any_mix_of_requests_is_served_right(chains: list[str], l2_pages: int, l
         assert set(keys) <= pool.objects.keys()
     rows = [*tier._free, *tier._l2.values()]
     assert sorted(rows) == list(range(l2_pages + BATCH_PAGES))
+
+
+@pytest.mark.parametrize(("page_bytes", "pages"), [(64, 128), (4 << 20, 16), (1 << 30, 1)])
+def test_a_batch_is_bounded_in_bytes(page_bytes: int, pages: int) -> None:
+    """Large pages go in smaller batches: what a node holds beside its L2 stays within 64 MiB, or one page."""
+    assert TierConfig(page_bytes=page_bytes, page_tokens=512, l2_pages=0).batch_pages == pages
