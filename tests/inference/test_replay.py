@@ -142,8 +142,10 @@ def test_wrong_bytes_are_counted_told_and_never_served(config: Callable[..., Rep
     folder = Path(str(setup.pool_options["folder"]))
 
     def launcher(action: str, target: str) -> str:
-        for path in folder.iterdir():
-            path.write_bytes(bytes(64))
+        zeros = folder.parent / "zeros"
+        for path in list(folder.iterdir()):
+            zeros.write_bytes(bytes(64))
+            zeros.replace(path)
         return "every page is zeros now"
 
     figures = summary(replay(REQUESTS, setup, launcher=launcher))
