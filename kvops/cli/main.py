@@ -64,6 +64,9 @@ COMMANDS: Final[dict[str, Row]] = {
     "help": Row(_SETUP, "Help on a command or a topic, such as exit-codes.", "help"),
 }
 
+HIDDEN: Final[dict[str, Row]] = {"demo": Row("", "What make demo runs.", "demo")}
+"""Commands that work and that no help or completion lists."""
+
 
 class Root(Group):
     """The root: knows its commands by name and imports one when it is needed."""
@@ -74,7 +77,7 @@ class Root(Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module."""
-        row = COMMANDS.get(cmd_name)
+        row = COMMANDS.get(cmd_name) or HIDDEN.get(cmd_name)
         if row is None:
             return None
         found = import_module(f"kvops.cli.{row.module}").command
