@@ -50,7 +50,9 @@ STALLED_S: Final = 2.0  # a loop that has not ticked for this long is not ready
 
 class _Spinner:
     """
-    Looks for the next request for a moment before the loop sleeps: a little longer than the last one let us wait.
+    Looks for the next request for a moment before the loop sleeps.
+
+    It does so a little longer than the last one let us wait, while that pays.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
