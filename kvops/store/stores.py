@@ -202,9 +202,9 @@ class StoreTable:
         return sum(store.populated_bytes for store in self._by_id.values() if store.state in SERVING)
 
     def free_bytes(self) -> int:
-        """Memory that can be allocated now."""
-        return sum(s.allocator.free_bytes for s in self._by_id.values() if s.state is StoreState.READY)
+        """Memory that is not allocated; of a store that still announces, as far as it has come."""
+        return sum(store.allocator.free_bytes for store in self._by_id.values() if store.state in SERVING)
 
     def releasing_bytes(self) -> int:
         """Memory on its way back."""
-        return sum(s.releasing_bytes for s in self._by_id.values() if s.state is StoreState.READY)
+        return sum(store.releasing_bytes for store in self._by_id.values() if store.state in SERVING)

@@ -98,8 +98,8 @@ def test_objects_of_the_journal_are_confirmed_and_those_not_announced_are_swept(
     restarted.index.insert(digests("kept", "lost"), location, 0, 0, touched_ms=0)
 
     announce(restarted, slots(("kept", 1, 0), ("new", 3, 4)))
-    while restarted.work(now_ms=0):
-        pass
+    while restarted.has_work:
+        restarted.work(now_ms=0)
 
     assert generations(restarted, "kept", "lost", "new") == [1, 0, 3]
     assert len(restarted.index) == 2
@@ -126,3 +126,16 @@ def test_memory_announced_twice_is_forgotten_by_the_node() -> None:
 
     assert sorted(forgotten) == [2, 3]
     assert generations(core, "a", "b", "beyond") == [1, 0, 0]
+
+
+def test_nothing_is_evicted_because_a_store_still_announces() -> None:
+    """A pool that is nearly empty keeps all its objects while a node that came back tells what it holds."""
+    core = new_core()
+    mount(core)
+    core.handle(CONN, Kind.SLOTS, 1, slots(("a", 1, 0), ("b", 2, 1)), now_ms=0)
+
+    for now_ms in range(0, 5_000, 10):
+        core.work(now_ms=now_ms)
+
+    assert core.counters.evicted == 0
+    assert generations(core, "a", "b") == [1, 2]
