@@ -20,17 +20,16 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
 from kvops.errors import AuthFailed, ConfigError, WireError
+from kvops.net.wire import decode, encode
 
 NONCE_BYTES: Final = 16
 SECRET_BYTES_MIN: Final = 16
 HANDSHAKE_BYTES_MAX: Final = 4_096
-
-T = TypeVar("T")
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +128,7 @@ class Listener:
         self._hello_body = body
         self.hello = hello
         mac = _mac(self._secret, b"listener", body, self._nonce)
-        return msgspec.msgpack.encode(Challenge(group=self._group, nonce=self._nonce, mac=mac))
+        return encode(Challenge(group=self._group, nonce=self._nonce, mac=mac))
 
     def accept(self, body: bytes) -> Hello:
         """
@@ -154,7 +153,7 @@ class Caller:
 
     def __init__(self, secret: bytes, hello: Hello) -> None:
         self._secret = secret
-        self._body = msgspec.msgpack.encode(hello)
+        self._body = encode(hello)
 
     def hello(self) -> bytes:
         """The HELLO body."""
@@ -175,17 +174,4 @@ class Caller:
                 "the peer does not hold our group secret",
                 fix="check the address and --secret-file",
             )
-        return msgspec.msgpack.encode(Proof(mac=_mac(self._secret, b"caller", self._body, challenge.nonce)))
-
-
-def decode(body: bytes | memoryview, kind: type[T]) -> T:
-    """
-    Decode a msgpack body.
-
-    Raises:
-        WireError: Not of that kind.
-    """
-    try:
-        return msgspec.msgpack.decode(body, type=kind)
-    except msgspec.DecodeError as error:
-        raise WireError(f"a frame's body is no {kind.__name__}: {error}", fix="") from error
+        return encode(Proof(mac=_mac(self._secret, b"caller", self._body, challenge.nonce)))

@@ -15,14 +15,15 @@ import uvloop
 
 from kvops.errors import KvopsError
 from kvops.files import read_secret
+from kvops.limits import CONNECTIONS_MAX
 from kvops.log import configure, log
 from kvops.metrics import HttpServer, Reading, expose, serve_http
 from kvops.net import wire
-from kvops.net.auth import Hello, Listener, Welcome, decode
+from kvops.net.auth import Hello, Listener, Welcome
 from kvops.net.link import Address
 from kvops.net.peer import Peers, WirePeer
 from kvops.net.rpc_server import RpcServer, serve_rpc
-from kvops.net.wire import Frame, Kind
+from kvops.net.wire import Frame, Kind, decode
 from kvops.notify import notify, notify_ready
 from kvops.store import messages as m
 from kvops.store.clock import boot_ms
@@ -31,7 +32,6 @@ from kvops.store.control import SERVICE, ControlServicer
 from kvops.store.events import EventFollower, EventLog
 from kvops.store.journal import recover_state, set_aside
 from kvops.store.journal_writer import JournalWriter
-from kvops.store.limits import CONNECTIONS_MAX
 from kvops.store.listen import boot_id, listen_tcp, listen_unix
 from kvops.store.master_core import TICK_MS, MasterCore, MasterSettings
 from kvops.store.model import GENERATION_SEQUENCE_BITS, Event, MasterStatus

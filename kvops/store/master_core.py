@@ -26,19 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvops.errors import Refused, WireError
-from kvops.net import wire
-from kvops.net.auth import Hello, decode
-from kvops.net.wire import Kind
-from kvops.store import messages as m
-from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
-from kvops.store.eviction import Evictor
-from kvops.store.index import ObjectIndex
-from kvops.store.journal import COMPLETE, COMPLETE_ROW, GONE_ROW, Recovery
-from kvops.store.journal import Kind as JournalKind
-from kvops.store.layout import footprint_bytes
-from kvops.store.lease import LeaseTable
-from kvops.store.limits import (
+from kvops.limits import (
     CHUNK_BYTES,
+    DIGEST_BYTES,
     KEYS_PER_FRAME_MAX,
     LEASE_TTL_MS,
     OBJECT_BYTES_MAX,
@@ -49,9 +39,18 @@ from kvops.store.limits import (
     REPLICAS_MAX,
     STORE_TTL_MS,
 )
+from kvops.net import wire
+from kvops.net.auth import Hello
+from kvops.net.wire import Kind, decode
+from kvops.store import messages as m
+from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
+from kvops.store.eviction import Evictor
+from kvops.store.index import ObjectIndex
+from kvops.store.journal import COMPLETE, COMPLETE_ROW, GONE_ROW, Recovery
+from kvops.store.journal import Kind as JournalKind
+from kvops.store.lease import LeaseTable
 from kvops.store.messages import PutStatus, RemoveStatus
 from kvops.store.model import (
-    DIGEST_BYTES,
     GENERATION_SEQUENCE_BITS,
     LOCATION,
     LOCATION_ROW,
@@ -70,6 +69,7 @@ from kvops.store.model import (
 from kvops.store.placement import Candidate, Placement, Writer, choose
 from kvops.store.puts import Put, PutTable
 from kvops.store.stores import SERVING, Store, StoreTable
+from kvops.transfer.layout import footprint_bytes
 
 U32: Final = 0xFFFFFFFF
 TICK_MS: Final = 100

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvops.errors import Refused
+from kvops.limits import STORE_COUNT_MAX
 from kvops.store.allocator import Allocator
-from kvops.store.limits import STORE_COUNT_MAX
 from kvops.store.messages import Mount
 from kvops.store.model import Generation, StoreId, StoreInfo, StoreState
 
