@@ -262,3 +262,13 @@ class NodeCore:
             for s in page
         ]
         return m.encode(m.ListReply(rows=rows, cursor=cursor))
+
+    def check(self) -> None:
+        """Assert what must hold between slots, and between them and memory; for tests: walks everything."""
+        self._slots.check()
+        for generation, writes in self._writes.items():
+            assert writes, "a generation without writes is forgotten"
+            for write in writes:
+                assert write.slot is not None
+                assert write.slot.generation == generation
+                assert (write.target is None) == (write.slot.state is SlotState.GONE)
