@@ -154,7 +154,9 @@ class Caller:
 
     def __init__(self, secret: bytes, hello: Hello) -> None:
         self._secret = secret
-        self._body = msgspec.msgpack.encode(hello)
+        # A nonce of its own for each connection: a challenge that answered another one is no proof.
+        fresh = msgspec.structs.replace(hello, nonce=os.urandom(NONCE_BYTES))
+        self._body = msgspec.msgpack.encode(fresh)
 
     def hello(self) -> bytes:
         """The HELLO body."""
@@ -166,8 +168,11 @@ class Caller:
 
         Raises:
             AuthFailed: The listener does not hold the secret.
+            WireError: Not a CHALLENGE.
         """
         challenge = decode(body, Challenge)
+        if len(challenge.nonce) != NONCE_BYTES:  # or it could take in the beginning of another HELLO
+            raise WireError(f"a CHALLENGE with a nonce of {len(challenge.nonce)} B", fix="")
         if not hmac.compare_digest(
             challenge.mac, _mac(self._secret, b"listener", self._body, challenge.nonce)
         ):
