@@ -17,14 +17,11 @@ from __future__ import annotations
 
 import hmac
 import os
-import re
-import stat
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from kvops.errors import AuthFailed, ConfigError, WireError
+from kvops.errors import AuthFailed, WireError
 from kvops.net.wire import decode, encode
 
 NONCE_BYTES: Final = 16
@@ -76,29 +73,6 @@ class WireTrouble(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     what: str
     fix: str
-
-
-def load_secret(path: Path) -> bytes:
-    """
-    Read a group secret: 32 bytes in hexadecimal, readable by its owner alone.
-
-    Raises:
-        ConfigError: Missing, readable by others, or not a secret.
-    """
-    try:
-        mode = path.stat().st_mode
-        text = path.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read the group secret {path}: {error}", fix="check --secret-file"
-        ) from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"the group secret {path} can be read by others", fix=f"chmod 600 {path}")
-    if not re.fullmatch(r"[0-9a-f]+", text) or len(text) < 2 * SECRET_BYTES_MIN:
-        raise ConfigError(
-            f"{path} holds no group secret", fix="copy the file from a host where the group works"
-        )
-    return bytes.fromhex(text)
 
 
 def _mac(secret: bytes, side: bytes, hello: bytes, nonce: bytes) -> bytes:
@@ -153,7 +127,9 @@ class Caller:
 
     def __init__(self, secret: bytes, hello: Hello) -> None:
         self._secret = secret
-        self._body = encode(hello)
+        # A nonce of its own for each connection: a challenge that answered another one is no proof.
+        fresh = msgspec.structs.replace(hello, nonce=os.urandom(NONCE_BYTES))
+        self._body = encode(fresh)
 
     def hello(self) -> bytes:
         """The HELLO body."""
@@ -165,8 +141,11 @@ class Caller:
 
         Raises:
             AuthFailed: The listener does not hold the secret.
+            WireError: Not a CHALLENGE.
         """
         challenge = decode(body, Challenge)
+        if len(challenge.nonce) != NONCE_BYTES:  # or it could take in the beginning of another HELLO
+            raise WireError(f"a CHALLENGE with a nonce of {len(challenge.nonce)} B", fix="")
         if not hmac.compare_digest(
             challenge.mac, _mac(self._secret, b"listener", self._body, challenge.nonce)
         ):

@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from kvops.errors import ClosedPool, Unreachable, UsageError, WrongBuffer
+from kvops.files import read_secret
 from kvops.limits import (
     CHUNK_BYTES,
     DEPTH_MAX,
@@ -34,7 +35,7 @@ from kvops.limits import (
     REPLICAS_MAX,
 )
 from kvops.net import wire
-from kvops.net.auth import Hello, load_secret
+from kvops.net.auth import Hello
 from kvops.net.link import Address, LinkState, call
 from kvops.net.wire import Kind, decode
 from kvops.store import messages as m
@@ -44,7 +45,7 @@ from kvops.store.channel import Identity, MasterChannel, StoreChannel, Trouble, 
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests, key_bytes, key_digest
 from kvops.store.messages import PutStatus, RemoveStatus
 from kvops.store.model import LOCATION, Locations, ObjectFlag, Outcome, PutOptions, Reason, StoreInfo, View
-from kvops.transfer import messages as data
+from kvops.transfer import messages as tm
 from kvops.transfer import shm
 from kvops.transfer.engine import Leased, Until, drive
 from kvops.transfer.layout import chunk_span
@@ -783,12 +784,10 @@ class Pool:
             while at >= 0:
                 if len(rows) >= limit:
                     return rows, f"{name}@{at}"
-                query = data.ListQuery(
+                query = tm.ListQuery(
                     prefix=prefix, limit=min(limit - len(rows), KEYS_PER_BATCH_MAX), cursor=at
                 )
-                page = decode(
-                    self._ask_store(channel, Kind.LIST, wire.encode(query), deadline), data.ListReply
-                )
+                page = decode(self._ask_store(channel, Kind.LIST, wire.encode(query), deadline), tm.ListReply)
                 at = page.cursor
                 rows += [
                     {
@@ -987,7 +986,7 @@ def connect(
     for transport in (*transports, *(transports_between_hosts or ())):
         if transport not in TRANSPORTS:
             raise UsageError(f"no transport {transport!r}", fix=f"choose from {', '.join(TRANSPORTS)}")
-    secret = load_secret(Path(secret_file) if secret_file is not None else local_secret(group))
+    secret = read_secret(Path(secret_file) if secret_file is not None else local_secret(group))
     hello = Hello(
         role="client",
         group=group,

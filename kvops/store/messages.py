@@ -137,6 +137,7 @@ class Mounted(msgspec.Struct, frozen=True, kw_only=True):
     store_id: int
     term: int
     announce: bool  # the master does not know what the store holds: send the slot table
+    floor: int  # as FREE_HEAD; to be raised before the first slot is announced
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):

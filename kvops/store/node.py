@@ -33,7 +33,7 @@ from kvops.store.listen import boot_id, listen_tcp, listen_unix
 from kvops.store.node_core import NodeCore, Write
 from kvops.store.segment import Segment
 from kvops.store.session import SLOTS_PER_FRAME, Session
-from kvops.transfer import messages as data
+from kvops.transfer import messages as tm
 
 TICK_S: Final = 0.05
 ON_LOOP_TIMEOUT_S: Final = 2.0
@@ -93,7 +93,7 @@ class _Peer(WirePeer):
         """Send the segment's descriptor; the frame is small and nothing is queued before it."""
         node = self._node
         body = wire.encode(
-            data.MapReply(incarnation=node.core.incarnation, segment_bytes=node.segment.size_bytes)
+            tm.MapReply(incarnation=node.core.incarnation, segment_bytes=node.segment.size_bytes)
         )
         answer = wire.pack(wire.reply(Kind.MAP), body, frame.request)
         raw = self.transport.get_extra_info("socket")

@@ -113,6 +113,9 @@ class Session:
     def _mount(self, link: Link) -> None:
         answer = self._call(link, Kind.MOUNT, wire.encode(self._owner.mount()))
         mounted = decode(answer, m.Mounted)
+        self._owner.floor(
+            mounted.floor
+        )  # no put of an earlier master completes behind the announcement's back
         cursor = 0
         while mounted.announce and not self._stopping:
             rows, cursor = self._owner.announce(cursor)
