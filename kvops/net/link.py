@@ -157,21 +157,26 @@ class Link:
         if self.state is not LinkState.READY and self.state is not LinkState.HANDSHAKE:
             return
         try:
-            while True:
-                if not self._out:
-                    if self._feed is None or self.state is not LinkState.READY:
-                        return
-                    more = next(self._feed, None)
-                    if more is None:
-                        self._feed = None
-                        return
-                    self._out.extend(memoryview(buffer) for buffer in more)
+            while self._refill():
                 self._send_some()
         except BlockingIOError:
             return
         except OSError as error:
             self.close()
             raise self._unreachable(error.strerror or str(error)) from error
+
+    def _refill(self) -> bool:
+        """Take more from the feed while one call of the kernel could carry it; whether there is anything to send."""
+        if self._feed is not None and self.state is LinkState.READY:
+            queued = sum(map(len, self._out))
+            while queued < IO_BYTES_MAX and len(self._out) < BUFFERS_PER_SEND_MAX:
+                more = next(self._feed, None)
+                if more is None:
+                    self._feed = None
+                    break
+                self._out.extend(memoryview(buffer) for buffer in more)
+                queued += sum(map(len, more))
+        return bool(self._out)
 
     def _send_some(self) -> None:
         chunk: list[memoryview] = []

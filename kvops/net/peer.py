@@ -54,13 +54,16 @@ class WirePeer(asyncio.BufferedProtocol):
     protocol is answered by ERROR and ends the connection.
     """
 
+    buffer_bytes = BUFFER_BYTES
+    """For frames without their payload; what of a payload comes in one read with its frame is copied once more."""
+
     def __init__(self, listener: Listener, welcome: Callable[[], Welcome], peers: Peers) -> None:
         self.hello: Hello | None = None  # once the secret is proved
         self.transport: asyncio.Transport
         self._listener = listener
         self._welcome = welcome
         self._peers = peers
-        self._buffer = bytearray(BUFFER_BYTES)
+        self._buffer = bytearray(self.buffer_bytes)
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
@@ -165,8 +168,8 @@ class WirePeer(asyncio.BufferedProtocol):
     def _make_room(self, need: int) -> None:
         """Move what is unread to the front; grow for a frame of ``need`` bytes."""
         unread = bytes(self._view[self._start : self._end])
-        if need > len(self._buffer) or (len(self._buffer) > BUFFER_BYTES and need <= BUFFER_BYTES):
-            self._buffer = bytearray(max(need, BUFFER_BYTES))
+        if need > len(self._buffer) or (len(self._buffer) > self.buffer_bytes and need <= self.buffer_bytes):
+            self._buffer = bytearray(max(need, self.buffer_bytes))
             self._view = memoryview(self._buffer)
         self._view[: len(unread)] = unread
         self._start, self._end = 0, len(unread)

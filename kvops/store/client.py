@@ -664,16 +664,14 @@ class Pool:
                 ends.append((grant, written))
         if not ends:
             return
-        rows = np.zeros(len(ends), m.END_ROW)
-        for row, (grant, written) in zip(rows, ends, strict=True):
-            piece = grant.slices[0][1]
-            row["digest"] = np.frombuffer(piece.digest, np.uint64)
-            row["generation"] = piece.generation
-            row["written"] = written
+        rows = b"".join(
+            m.END.pack(grant.slices[0][1].digest, grant.slices[0][1].generation, written)
+            for grant, written in ends
+        )
         try:
-            answer = self._ask(Kind.PUT_END, rows.tobytes(), deadline)
+            answer = self._ask(Kind.PUT_END, rows, deadline)
         except Trouble as trouble:
-            self._caretaker.revoke(rows.tobytes())
+            self._caretaker.revoke(rows)
             for grant, written in ends:
                 if written:
                     outcomes[grant.index] = Outcome(False, trouble.reason)

@@ -460,6 +460,11 @@ class ObjectIndex:
             self._split(budget)
         return self._buckets != self._low
 
+    @property
+    def growing(self) -> bool:
+        """Whether a doubling is under way."""
+        return self._buckets != self._low
+
     def memory_bytes(self) -> int:
         """Resident memory, estimated from what was ever written."""
         per_slot = _RECORD_BYTES + 8 + 4 + 2 + 2

@@ -72,7 +72,8 @@ COMPLETE_ROW: Final = np.dtype(
     [("digest", "<u8", (2,)), ("location", LOCATION), ("chunk", "<u4"), ("depth", "<u2"), ("tenant", "<u2")]
 )
 GONE_ROW: Final = np.dtype([("digest", "<u8", (2,)), ("generation", "<u8")])
-assert (COMPLETE_ROW.itemsize, GONE_ROW.itemsize) == (48, 24)
+COMPLETE: Final = Struct("<16sQQIHHIHH")  # the same as COMPLETE_ROW, for one row
+assert (COMPLETE_ROW.itemsize, COMPLETE.size, GONE_ROW.itemsize) == (48, 48, 24)
 
 Rows = NDArray[np.void]
 ROWS: Final[dict[int, np.dtype[Any]]] = {Kind.COMPLETE: COMPLETE_ROW, Kind.GONE: GONE_ROW}

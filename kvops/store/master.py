@@ -40,7 +40,8 @@ from kvops.store.term import raise_term
 
 SWITCH_INTERVAL_S: Final = 0.0005  # for other threads (scrapes, the journal) to give the GIL back to the loop
 SPIN_S: Final = 50e-6  # after an answer: a caller in a closed loop asks again sooner than a wake-up takes
-WORK_INTERVAL_S: Final = 0.002
+WORK_INTERVAL_S: Final = 0.002  # between slices, while there is work
+IDLE_INTERVAL_S: Final = 0.02
 SNAPSHOT_PAUSE_S: Final = 10.0  # between two attempts
 STALLED_S: Final = 2.0  # a loop that has not ticked for this long is not ready
 
@@ -132,7 +133,6 @@ class Master:
         self._journal: JournalWriter
         self._addresses: dict[str, str] = {}
         self._stop = asyncio.Event()
-        self._work_due = False
 
     # Life.
 
@@ -253,7 +253,7 @@ class Master:
     def after_request(self, now: int) -> None:
         """What a request left to do: frames to others, events, a slice of work."""
         self._send()
-        if self._work_due:
+        if self.core.has_work:
             self._slice(now)
             if self._snapshot is not None and self._snapshot.step():
                 self._snapshot = None
@@ -286,7 +286,7 @@ class Master:
 
     def _slice(self, now: int) -> None:
         began = time.thread_time()
-        self._work_due = self.core.work(now_ms=now)
+        self.core.work(now_ms=now)
         self._longest_slice_s = max(self._longest_slice_s, time.thread_time() - began)
         self._send()
 
@@ -294,7 +294,7 @@ class Master:
         """Deadlines every ``TICK_MS``, and work that no request brought along."""
         due = 0
         while True:
-            await asyncio.sleep(WORK_INTERVAL_S)
+            await asyncio.sleep(WORK_INTERVAL_S if self.core.has_work else IDLE_INTERVAL_S)
             self._ticked = time.monotonic()
             now = boot_ms()
             if now >= due:

@@ -33,7 +33,7 @@ from kvops.store import messages as m
 from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
 from kvops.store.eviction import Evictor
 from kvops.store.index import ObjectIndex
-from kvops.store.journal import COMPLETE_ROW, GONE_ROW, Recovery
+from kvops.store.journal import COMPLETE, COMPLETE_ROW, GONE_ROW, Recovery
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.layout import footprint_bytes
 from kvops.store.lease import LeaseTable
@@ -54,6 +54,7 @@ from kvops.store.model import (
     DIGEST_BYTES,
     GENERATION_SEQUENCE_BITS,
     LOCATION,
+    LOCATION_ROW,
     ClientInfo,
     Digests,
     Generation,
@@ -200,7 +201,7 @@ class MasterCore:
         if peer is None:
             return
         for put in self.puts.of_writer(conn):
-            put.writers.discard(conn)
+            put.writers = tuple(writer for writer in put.writers if writer != conn)
             if not put.writers:
                 self._abandon(put, now_ms=now_ms)
         store = peer.store
@@ -373,60 +374,76 @@ class MasterCore:
             flags |= ObjectFlag.HAS_TTL
         count = len(rows)
         status = bytearray(count)
-        granted = np.zeros(count * replicas, LOCATION)
+        granted: list[bytes] = []
+        nothing = bytes(replicas * LOCATION_ROW.size)
         digests = np.ascontiguousarray(rows["digest"])
         slots = self.index.find(digests)
         readable = self._readable(slots, now_ms=now_ms).tolist()
         sizes, depths, raw = rows["size"].tolist(), rows["depth"].tolist(), digests.tobytes()
         order = self._placement.order(writer, self._ready(), epoch=self.stores.epoch)
+        random = self.settings.placement is PlacementPolicy.RANDOM
         for row, slot in enumerate(slots.tolist()):
+            granted.append(nothing)
             if readable[row]:
                 self.index.touched_ms[slot] = now_ms & U32
                 status[row] = PutStatus.EXISTS
                 continue
-            if slot:
+            if slot and self.index.location["store"][slot]:  # a key named twice is dropped once
                 self._drop(np.array([slot], np.int64), now_ms=now_ms)
             digest = raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
             put = self.puts.get(digest)
             if put is not None and now_ms - put.started_ms >= PUT_TTL_MS:
                 self._preempt(put, now_ms=now_ms)
                 put = None
-            if put is not None:
-                joins = flags & put.flags & ObjectFlag.PARTS and put.size == sizes[row]
-                status[row] = PutStatus.GRANTED if joins else PutStatus.IN_PROGRESS
-                if not joins:
-                    continue
-            elif not 0 < sizes[row] <= OBJECT_BYTES_MAX or len(self.puts) >= PROCESSING_MAX:
-                status[row] = PutStatus.REFUSED
-                continue
-            else:
-                footprint = footprint_bytes(sizes[row], chunk_of(flags))
-                if self.settings.placement is PlacementPolicy.RANDOM:
+            if put is None:
+                if random:
                     order = self._placement.order(writer, self._ready(), epoch=self.stores.epoch)
-                places = self._place(order, footprint, replicas)
-                if not places:
-                    self._pressure_bytes += footprint
-                    self.counters.no_space += 1
-                    status[row] = PutStatus.NO_SPACE
+                size, depth = sizes[row], depths[row]
+                made = self._start(digest, size, order, replicas, flags, tenant, depth, ttl_ms, now_ms=now_ms)
+                if not isinstance(made, Put):
+                    status[row] = made
                     continue
-                put = Put(
-                    digest=digest,
-                    generation=self._next_generation(),
-                    size=sizes[row],
-                    footprint=footprint,
-                    depth=depths[row],
-                    tenant=tenant,
-                    flags=flags | (ObjectFlag.REPLICATED if len(places) > 1 else 0),
-                    ttl_ms=ttl_ms,
-                    started_ms=now_ms,
-                    places=places,
-                )
-                self.puts.add(put)
+                put = made
+            elif not flags & put.flags & ObjectFlag.PARTS or put.size != sizes[row]:
+                status[row] = PutStatus.IN_PROGRESS
+                continue
             self.puts.join(put, conn)
-            for replica, (store, offset) in enumerate(put.places[:replicas]):
-                granted[row * replicas + replica] = (put.generation, offset, put.size, store, put.flags)
+            rows_out = [
+                LOCATION_ROW.pack(put.generation, offset, put.size, store, put.flags)
+                for store, offset in put.places[:replicas]
+            ]
+            granted[row] = b"".join(rows_out).ljust(len(nothing), b"\0")
         head = m.PUT_REPLY_HEAD.pack(self.stores.epoch, replicas)
-        return head + status + bytes(-count % 8) + granted.tobytes()
+        return b"".join((head, status, bytes(-count % 8), *granted))
+
+    def _start(
+        self,
+        digest: bytes,
+        size: int,
+        order: Sequence[Candidate],
+        replicas: int,
+        flags: int,
+        tenant: int,
+        depth: int,
+        ttl_ms: int,
+        *,
+        now_ms: int,
+    ) -> Put | PutStatus:
+        """Give a new put its memory, or say why not."""
+        if not 0 < size <= OBJECT_BYTES_MAX or len(self.puts) >= PROCESSING_MAX:
+            return PutStatus.REFUSED
+        footprint = footprint_bytes(size, chunk_of(flags))
+        places = choose(order, self.stores.allocators, footprint=footprint, replicas=replicas)
+        if places is None:
+            self._pressure_bytes += footprint
+            self.counters.no_space += 1
+            return PutStatus.NO_SPACE
+        if replicas > 1:
+            flags |= ObjectFlag.REPLICATED
+        generation = self._next_generation()
+        put = Put(digest, generation, size, footprint, depth, tenant, flags, ttl_ms, now_ms, places)
+        self.puts.add(put)
+        return put
 
     def _put_end(self, conn: int, body: bytes, *, now_ms: int) -> bytes:
         rows = _rows(body, m.END_ROW, count_max=PUTS_PER_FRAME_MAX)
@@ -439,11 +456,13 @@ class MasterCore:
             if put is None or put.generation != generation:
                 status[row] = PutStatus.GONE
                 continue
-            kept = [place for i, place in enumerate(put.places) if written[row] >> i & 1 and place[0]]
-            for place in put.places:
-                if place[0] and place not in kept:
-                    self._release(place, put.generation, put.footprint, not_before_ms=now_ms)
             self.puts.pop(put)
+            kept = []
+            for replica, place in enumerate(put.places):
+                if place[0] and written[row] >> replica & 1:
+                    kept.append(place)
+                elif place[0]:
+                    self._release(place, put.generation, put.footprint, not_before_ms=now_ms)
             put.places = kept
             status[row] = PutStatus.STORED if kept else PutStatus.GONE
             if kept:
@@ -459,8 +478,11 @@ class MasterCore:
         for put in puts:
             if len(put.places) == 1:
                 put.flags &= ~ObjectFlag.REPLICATED
-        locations = np.array(
-            [(put.generation, put.places[0][1], put.size, put.places[0][0], put.flags) for put in puts],
+        locations = np.frombuffer(
+            b"".join(
+                LOCATION_ROW.pack(put.generation, put.places[0][1], put.size, put.places[0][0], put.flags)
+                for put in puts
+            ),
             LOCATION,
         )
         stale = self.index.find(digests)
@@ -487,17 +509,14 @@ class MasterCore:
 
     def _journal_complete(self, puts: list[Put]) -> None:
         rows = [
-            (
-                np.frombuffer(put.digest, np.uint64),
-                (put.generation, offset, put.size, store_id, put.flags),
-                chunk_of(put.flags),
-                put.depth,
-                put.tenant,
+            COMPLETE.pack(
+                p.digest, p.generation, offset, p.size, store, p.flags, chunk_of(p.flags), p.depth, p.tenant
             )
-            for put in puts
-            for store_id, offset in put.places
+            for p in puts
+            for store, offset in p.places
         ]
-        self.journal.append(JournalEntry(JournalKind.COMPLETE, np.array(rows, COMPLETE_ROW)))
+        entry = np.frombuffer(b"".join(rows), COMPLETE_ROW)
+        self.journal.append(JournalEntry(JournalKind.COMPLETE, entry))
 
     def _put_revoke(self, body: bytes, *, now_ms: int) -> bytes:
         rows = _rows(body, m.END_ROW, count_max=PUTS_PER_FRAME_MAX)
@@ -521,20 +540,6 @@ class MasterCore:
     def _preempt(self, put: Put, *, now_ms: int) -> None:
         self.counters.preempted += 1
         self._abandon(put, now_ms=now_ms)
-
-    def _place(
-        self, order: Sequence[Candidate], footprint: int, replicas: int
-    ) -> list[tuple[StoreId, int]] | None:
-        def allocate(store_id: StoreId) -> int | None:
-            store = self.stores.get(store_id)
-            return store.allocator.allocate(footprint) if store is not None else None
-
-        def free(store_id: StoreId, offset: int) -> None:
-            store = self.stores.get(store_id)
-            if store is not None:
-                store.allocator.free(offset, footprint)
-
-        return choose(order, replicas=replicas, allocate=allocate, free=free)
 
     def _ready(self) -> list[Candidate]:
         epoch, candidates = self._candidates
@@ -946,15 +951,21 @@ class MasterCore:
         assert term > self.term
         self.term, self._sequence = term, 0
 
-    def work(self, *, now_ms: int) -> bool:
-        """One slice of background work, at most about 0.3 ms; whether more is due at once."""
-        more = self.stores.mature(now_ms=now_ms, count_max=EVICT_SLICE)
-        more |= self._expire(now_ms=now_ms)
-        more |= self._evict(now_ms=now_ms)
-        more |= self._sweep(now_ms=now_ms)
-        return more | self.index.maintain(SWEEP_SLICE)
+    @property
+    def has_work(self) -> bool:
+        """Whether ``work`` should be called soon, and after answers, rather than now and then."""
+        return bool(self._sweeps) or self._evicting or self._pressure_bytes > 0 or self.index.growing
 
-    def _expire(self, *, now_ms: int) -> bool:
+    def work(self, *, now_ms: int) -> None:
+        """One slice of background work, at most about 0.3 ms."""
+        self.stores.mature(now_ms=now_ms, count_max=EVICT_SLICE)
+        self._expire(now_ms=now_ms)
+        self._evict(now_ms=now_ms)
+        self._sweep(now_ms=now_ms)
+        if self.index.growing:
+            self.index.maintain(SWEEP_SLICE)
+
+    def _expire(self, *, now_ms: int) -> None:
         due: list[int] = []
         while self._expiry and self._expiry[0][0] <= now_ms and len(due) < EVICT_SLICE:
             _, slot, generation = heapq.heappop(self._expiry)
@@ -962,37 +973,35 @@ class MasterCore:
                 due.append(slot)
         if due:
             self._drop(np.array(due, np.int64), now_ms=now_ms)
-        return bool(self._expiry) and self._expiry[0][0] <= now_ms
 
-    def _evict(self, *, now_ms: int) -> bool:
+    def _evict(self, *, now_ms: int) -> None:
         """Keep a little of the pool free: start above the high watermark, stop below the low one."""
         capacity = self.stores.capacity_bytes()
         used = self.used_bytes()
         high = used > capacity * self.settings.eviction_high_watermark
         if not (high or self._pressure_bytes or self._evicting):
-            return False
+            return
         self._evicting = used > capacity * self.settings.eviction_low_watermark
         if not (self._evicting or self._pressure_bytes):
-            return False
+            return
         interval = 1 if high or self._pressure_bytes else EVICT_INTERVAL_MS
         if now_ms - self._last_evict_ms < interval:
-            return False
+            return
         self._last_evict_ms = now_ms
         victims = self._evictor.step(now_ms32=now_ms & U32, count_max=EVICT_SLICE)
         if self._evictor.exhausted:
             self._pressure_bytes = 0
         if not len(victims):
-            return False
+            return
         sizes = int(self.index.location["size"][victims].astype(np.int64).sum())
         self._pressure_bytes = max(0, self._pressure_bytes - sizes)
         self._drop(victims, now_ms=now_ms)
         self.counters.evicted += len(victims)
-        return False  # the next slice is due in a millisecond at the earliest
 
-    def _sweep(self, *, now_ms: int) -> bool:
+    def _sweep(self, *, now_ms: int) -> None:
         """Take objects out of the index that a lost store held, or that a store did not announce."""
         if not self._sweeps:
-            return False
+            return
         store, start = self._sweeps.popleft()
         stop = min(start + SWEEP_SLICE, self.index.slots_used)
         window = np.arange(max(start, 1), stop, dtype=np.int64)
@@ -1023,12 +1032,11 @@ class MasterCore:
             )  # no memory comes back: it is lost, or given anew
         if stop < self.index.slots_used:
             self._sweeps.append((store, stop))
-            return True
+            return
         store.announced = None
         if store.state is StoreState.GONE:
             self.stores.forget(store)
             self._event(now_ms, "store.forgotten", store.mount.name, id=store.id)
-        return bool(self._sweeps)
 
     def _event(self, now_ms: int, event: str, subject: str, **detail: str | int | float | bool) -> None:
         self.events.append(CoreEvent(now_ms, event, subject, detail))

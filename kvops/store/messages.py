@@ -58,7 +58,8 @@ PUT_REPLY_HEAD: Final = struct.Struct("<II")
 
 END_ROW: Final = np.dtype([("digest", "<u8", (2,)), ("generation", "<u8"), ("written", "<u8")])
 """``written``: bit i is set when replica i holds the whole object."""
-assert END_ROW.itemsize == 32
+END: Final = struct.Struct("<16sQQ")  # the same, for one row
+assert END_ROW.itemsize == END.size == 32
 
 STAT_ROW: Final = np.dtype(
     [

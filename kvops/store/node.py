@@ -42,6 +42,8 @@ STOP_TIMEOUT_S: Final = 3.0
 class _Peer(WirePeer):
     """A client's connection to the node."""
 
+    buffer_bytes = 4 << 10
+
     def __init__(self, node: Node, listener: Listener) -> None:
         super().__init__(listener, node.welcome, node.connections)
         self._node = node

@@ -8,13 +8,14 @@ request's pages so stay on one or two hosts, and one dead host costs about its o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
+from kvops.store.allocator import Allocator
 from kvops.store.model import PlacementPolicy, StoreId
 
 WRITERS_CACHED_MAX: Final = 4_096
@@ -91,10 +92,10 @@ def _weight(writer_host: str, other: str) -> int:
 
 def choose(
     order: Sequence[Candidate],
+    allocators: Mapping[StoreId, Allocator],
     *,
-    replicas: int,
-    allocate: Callable[[StoreId], int | None],
-    free: Callable[[StoreId, int], None],
+    footprint: int,
+    replicas: int = 1,
     admits: Callable[[Candidate], bool] | None = None,
 ) -> list[tuple[StoreId, int]] | None:
     """
@@ -102,9 +103,9 @@ def choose(
 
     Args:
         order: Stores as ``Placement.order`` gave them.
+        allocators: Of these stores.
+        footprint: Bytes that a replica takes.
         replicas: How many are wanted, 1 or more.
-        allocate: Takes memory on a store; None when it has no room.
-        free: Gives it back.
         admits: Whether a store may take the object at all; ``Ramp.admits`` while one is active.
 
     Returns:
@@ -116,7 +117,7 @@ def choose(
     for store in order:
         if store.host in hosts or (admits is not None and not admits(store)):
             continue
-        offset = allocate(store.id)
+        offset = allocators[store.id].allocate(footprint)
         if offset is None:
             continue
         chosen.append((store.id, offset))
@@ -124,7 +125,7 @@ def choose(
             return chosen
         hosts.add(store.host)
     for store_id, offset in chosen:
-        free(store_id, offset)
+        allocators[store_id].free(offset, footprint)
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvops.store.model import Generation, StoreId
 
@@ -23,7 +23,7 @@ class Put:
     ttl_ms: int
     started_ms: int
     places: list[tuple[StoreId, int]]  # store and offset of each replica; store 0 once it is lost
-    writers: set[int] = field(default_factory=set)  # connections that write it
+    writers: tuple[int, ...] = ()  # connections that write it
 
 
 class PutTable:
@@ -31,7 +31,7 @@ class PutTable:
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, Put] = {}
-        self._by_writer: dict[int, set[bytes]] = {}
+        self._by_writer: dict[int, set[Put]] = {}
         self._started: deque[Put] = deque()
 
     def __len__(self) -> int:
@@ -51,9 +51,13 @@ class PutTable:
         self._started.append(put)
 
     def join(self, put: Put, writer: int) -> None:
-        """Another rank writes its parts of the same object."""
-        put.writers.add(writer)
-        self._by_writer.setdefault(writer, set()).add(put.digest)
+        """A connection writes the object, or its rank's parts of it."""
+        put.writers += (writer,)
+        held = self._by_writer.get(writer)
+        if held is None:
+            self._by_writer[writer] = {put}
+        else:
+            held.add(put)
 
     def pop(self, put: Put) -> None:
         """The put ended, one way or the other."""
@@ -61,13 +65,13 @@ class PutTable:
         for writer in put.writers:
             held = self._by_writer.get(writer)
             if held is not None:
-                held.discard(put.digest)
+                held.discard(put)
                 if not held:
                     del self._by_writer[writer]
 
     def of_writer(self, writer: int) -> list[Put]:
         """Every put a connection writes."""
-        return [self._by_digest[digest] for digest in self._by_writer.get(writer, ())]
+        return list(self._by_writer.get(writer, ()))
 
     def _alive(self, put: Put) -> bool:
         return self._by_digest.get(put.digest) is put

@@ -91,6 +91,7 @@ class StoreTable:
         self.epoch = 1
         self._hide = hide
         self.serving: NDArray[np.bool_] = np.zeros(STORE_COUNT_MAX + 1, np.bool_)
+        self.allocators: dict[StoreId, Allocator] = {}
         self._by_id: dict[StoreId, Store] = {}
         self._last_id = 0
         self._matured: list[tuple[int, StoreId, int, int]] = []  # heap: when, store, offset, footprint
@@ -122,6 +123,7 @@ class StoreTable:
         store = Store(StoreId(store_id), mount, conn, state, now_ms)
         self._last_id = max(self._last_id, store_id)
         self._by_id[store.id] = store
+        self.allocators[store.id] = store.allocator
         self._show(store)
         return store
 
@@ -150,7 +152,7 @@ class StoreTable:
         """Drop a store of which nothing is left in the index."""
         self.set_state(store, StoreState.GONE)
         self._hide(store.id, False)  # nothing in the index names it any more: lookups need not look
-        del self._by_id[store.id]
+        del self._by_id[store.id], self.allocators[store.id]
 
     # Memory on its way back.
 
@@ -179,17 +181,14 @@ class StoreTable:
             )
         return True
 
-    def mature(self, *, now_ms: int, count_max: int) -> bool:
-        """Free cleared memory whose leases have ended; whether more is due."""
-        while self._matured and self._matured[0][0] <= now_ms:
-            if count_max <= 0:
-                return True
+    def mature(self, *, now_ms: int, count_max: int) -> None:
+        """Free cleared memory whose leases have ended, ``count_max`` slots at most."""
+        while count_max > 0 and self._matured and self._matured[0][0] <= now_ms:
             count_max -= 1
             _, store_id, offset, footprint = heapq.heappop(self._matured)
             store = self._by_id.get(store_id)
             if store is not None and store.state is not StoreState.GONE:
                 self._free(store, offset, footprint)
-        return False
 
     @staticmethod
     def _free(store: Store, offset: int, footprint: int) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvops.store import placement
+from kvops.store.allocator import Allocator
 from kvops.store.model import PlacementPolicy, StoreId
 from kvops.store.placement import RAMP_MS, Candidate, Placement, Ramp, Writer, choose, local_first
 
@@ -103,21 +104,17 @@ def test_random_is_seeded_and_even() -> None:
     assert min(Counter(firsts).values()) > 60
 
 
-class Room:
-    """Stores with so many places each."""
+PAGE = 64
 
-    def __init__(self, places: dict[int, int]) -> None:
-        self.places = dict(places)
 
-    def allocate(self, store: StoreId) -> int | None:
-        if not self.places.get(store, 0):
-            return None
-        self.places[store] -= 1
-        return self.places[store] * 64
-
-    def free(self, store: StoreId, offset: int) -> None:
-        assert offset == self.places[store] * 64
-        self.places[store] += 1
+def allocators(places: dict[int, int]) -> dict[StoreId, Allocator]:
+    """Stores with room for so many pages each."""
+    made = {}
+    for store, count in places.items():
+        made[StoreId(store)] = allocator = Allocator()
+        if count:
+            allocator.add_range(0, count * PAGE)
+    return made
 
 
 @given(
@@ -128,22 +125,24 @@ class Room:
 def test_replicas_lie_on_distinct_hosts_or_nowhere(places: list[int], replicas: int, host: int) -> None:
     """Each replica takes the first store with room of another host; too few hosts, and nothing is taken."""
     stores = pool(3)
-    room = Room({store.id: places[store.id - 1] for store in stores})
-    before = dict(room.places)
+    before = {store.id: places[store.id - 1] for store in stores}
+    room = allocators(before)
     order = local_first(Writer(f"host-{host}", 0), stores)
     hosts_with_room = list(dict.fromkeys(store.host for store in order if before[store.id]))
 
-    chosen = choose(order, replicas=replicas, allocate=room.allocate, free=room.free)
+    chosen = choose(order, room, footprint=PAGE, replicas=replicas)
+
+    left = {store: allocator.free_bytes // PAGE for store, allocator in room.items()}
 
     if len(hosts_with_room) < replicas:
         assert chosen is None
-        assert room.places == before
+        assert left == before
     else:
         assert chosen is not None
         by_id = {store.id: store for store in stores}
         assert [by_id[store].host for store, _ in chosen] == hosts_with_room[:replicas]
         for store, _ in chosen:
-            assert room.places[store] == before[store] - 1
+            assert left[store] == before[store] - 1
 
 
 def test_a_joining_store_is_not_flooded() -> None:
@@ -153,13 +152,15 @@ def test_a_joining_store_is_not_flooded() -> None:
     ramp = Ramp()
     ramp.join(joined.id, now_ms=0)
     away, home = Writer("host-0", 0), Writer("host-7", 0)
+    room = allocators(
+        {store.id: 10_000 if store.id == joined.id else 0 for store in stores}
+    )  # all others are full
 
     def put(writer: Writer) -> bool:
         chosen = choose(
             local_first(writer, stores),
-            replicas=1,
-            allocate=lambda store: 0 if store == joined.id else None,  # all others are full
-            free=lambda store, offset: None,
+            room,
+            footprint=PAGE,
             admits=lambda store: ramp.admits(store, writer, store_count=len(stores)),
         )
         ramp.note([store for store, _ in chosen or []])
@@ -184,13 +185,13 @@ def test_a_pool_of_new_stores_takes_every_object(hosts: int) -> None:
     for store in stores:
         ramp.join(store.id, now_ms=0)
     writer = Writer("elsewhere", 0)
+    room = allocators({store.id: 200 for store in stores})
 
     for _ in range(200):
         chosen = choose(
             local_first(writer, stores),
-            replicas=1,
-            allocate=lambda store: 0,
-            free=lambda store, offset: None,
+            room,
+            footprint=PAGE,
             admits=lambda store: ramp.admits(store, writer, store_count=hosts),
         )
         assert chosen is not None
