@@ -114,7 +114,7 @@ def unpack_header(data: bytes | bytearray | memoryview) -> Frame:
         raise WireError(
             f"not a kvops frame: starts with {magic!r}", fix="check that the address is a kvops port"
         )
-    if crc32(memoryview(data)[:28]) != crc:
+    if crc32(data[:28]) != crc:
         raise WireError("a frame's header is damaged: its checksum does not fit", fix="")
     if not VERSION_MIN <= version <= VERSION:
         raise WireError(

@@ -13,6 +13,7 @@ from kvops.errors import AuthFailed, Unreachable, WireError
 from kvops.limits import CONNECT_TIMEOUT_MS
 from kvops.net.auth import Hello
 from kvops.net.link import Address, Link, LinkState, call, establish
+from kvops.net.spin import Spin
 from kvops.net.wire import Kind
 from kvops.store.breaker import Breaker, Failure
 from kvops.store.model import Reason, StoreInfo
@@ -22,7 +23,6 @@ PROBE_TIMEOUT_S: Final = CONNECT_TIMEOUT_MS / 1_000
 IDLE_LINKS_MAX: Final = (
     16  # kept for the next call; more than that many calls at once open and close their own
 )
-SPIN_S: Final = 100e-6  # look again this long for the master's answer before sleeping
 
 
 def now_ms() -> int:
@@ -84,6 +84,7 @@ class MasterChannel:
         self.last_error: str = ""
         self._identity = identity
         self._idle = Idle()
+        self._spin = Spin()
         self._at = 0
         self._request = 0
 
@@ -168,7 +169,7 @@ class MasterChannel:
     def _exchange(self, link: Link, kind: Kind, body: bytes, deadline: float) -> bytes:
         self._request = request = (self._request + 1) & 0xFFFFFFFF
         try:
-            answer = call(link, kind, body, request=request, deadline=deadline, spin_s=SPIN_S)
+            answer = call(link, kind, body, request=request, deadline=deadline, spin=self._spin)
         except WireError as error:
             link.close()
             raise Unreachable(error.what, fix=error.fix) from error

@@ -806,22 +806,34 @@ class MasterCore:
             seen |= np.array([generation in store.releasing for generation in rows["generation"].tolist()])
         rows = rows[~seen]
         footprints = footprint_bytes(rows["size"].astype(np.int64), chunks_of(rows["flags"]))
-        free = store.allocator.reserve_batch(rows["offset"], footprints.astype(np.uint64))
-        forget = rows[~free]  # beyond what is populated, or twice the same memory
-        rows = rows[free]
+        held = store.allocator.reserve_batch(rows["offset"], footprints.astype(np.uint64))
+        forget = np.empty(len(rows) - np.count_nonzero(held), m.FREE_ROW)
+        if len(forget):  # beyond what is populated, or twice the same memory
+            forget["generation"], forget["offset"] = rows["generation"][~held], rows["offset"][~held]
+            rows = rows[held]
+        # After a restart nearly all are one of two kinds: what the journal had, and what nobody knows.
         digests = np.ascontiguousarray(rows["digest"])
-        known = self.index.find(digests)
-        _, first = np.unique(digests, axis=0, return_index=True)
-        simple = known == 0
-        simple[np.setdiff1d(np.arange(len(rows)), first, assume_unique=True)] = False
+        slots = self.index.find(digests)
+        location = self.index.location
+        known = slots != 0
+        for name, value in (
+            ("generation", rows["generation"]),
+            ("offset", rows["offset"]),
+            ("store", store.id),
+        ):
+            known &= location[name][slots] == value
+        store.announced[slots[known]] = True
+        store.objects += int(np.count_nonzero(known))
+        fresh = slots == 0
         if self._removed or store.doomed:
-            simple &= ~self._unwanted(store, rows)
-        self._adopt(store, rows[simple], now_ms=now_ms)
-        for row in rows[~simple]:
+            fresh &= ~self._unwanted(store, rows)
+        words = np.sort(digests[:, 0])
+        if (words[1:] == words[:-1]).any():  # a key twice
+            fresh[:] = False
+        self._adopt(store, rows if fresh.all() else rows[fresh], now_ms=now_ms)
+        for row in rows[~(known | fresh)]:
             self._announce_one(store, row, now_ms=now_ms)
-        answer = np.empty(len(forget), m.FREE_ROW)
-        answer["generation"], answer["offset"] = forget["generation"], forget["offset"]
-        return answer.tobytes()
+        return forget.tobytes()
 
     def _unwanted(self, store: Store, rows: NDArray[np.void]) -> NDArray[np.bool_]:
         """Which announced slots hold what was dropped while their store was away."""

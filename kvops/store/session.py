@@ -23,7 +23,7 @@ from kvops.store import messages as m
 CALL_TIMEOUT_S: Final = 2.0
 RETRY_S_FIRST: Final = 0.05
 RETRY_S_MAX: Final = 0.25
-SLOTS_PER_FRAME: Final = 128  # a slice of either side's loop
+SLOTS_PER_FRAME: Final = 256  # a slice of either loop: 0.6 ms of the master, at most 2
 
 
 class SessionOwner(Protocol):
