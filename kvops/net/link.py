@@ -16,9 +16,9 @@ import msgspec
 
 from kvops.errors import AuthFailed, Unreachable, WireError
 from kvops.net import wire
-from kvops.net.auth import Caller, Hello, Welcome, WireTrouble, decode
+from kvops.net.auth import Caller, Hello, Welcome, WireTrouble
 from kvops.net.spin import Spin
-from kvops.net.wire import Frame, Kind
+from kvops.net.wire import Frame, Kind, decode
 
 BUFFER_BYTES: Final = 128 << 10
 IO_BYTES_MAX: Final = 1 << 20  # per system call: hash it while it is in the cache, look at the deadline

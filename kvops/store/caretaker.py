@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvops.errors import KvopsError
+from kvops.net import wire
 from kvops.net.link import establish
 from kvops.net.wire import Kind
 from kvops.store import messages as m
@@ -62,7 +63,7 @@ class Caretaker:
         """A store's breaker opened: the master counts the hosts that say so."""
         stores = self._stores()
         down = sum(not channel.usable for channel in stores)
-        body = m.encode(
+        body = wire.encode(
             m.Report(store_id=store_id, reason=reason.value, stores=len(stores), stores_down=down)
         )
         self._to_master.append((Kind.REPORT, body))

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvops.errors import AuthFailed, Unreachable, WireError
+from kvops.limits import CONNECT_TIMEOUT_MS
 from kvops.net.auth import Hello
 from kvops.net.link import Address, Link, LinkState, call, establish
 from kvops.net.spin import Spin
 from kvops.net.wire import Kind
 from kvops.store.breaker import Breaker, Failure
-from kvops.store.limits import CONNECT_TIMEOUT_MS
 from kvops.store.model import Reason, StoreInfo
 from kvops.transfer.shm import Mapping
 

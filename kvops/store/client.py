@@ -21,18 +21,11 @@ from typing import Any, Final, Self
 import numpy as np
 
 from kvops.errors import ClosedPool, Unreachable, UsageError, WrongBuffer
-from kvops.net.auth import Hello, decode, load_secret
-from kvops.net.link import Address, LinkState, call
-from kvops.net.wire import Kind
-from kvops.store import messages as m
-from kvops.store.breaker import Failure, RetryBudget
-from kvops.store.caretaker import Caretaker
-from kvops.store.channel import Identity, MasterChannel, StoreChannel, Trouble, now_ms
-from kvops.store.keys import NAMESPACE_DEFAULT, index_digests, key_bytes, key_digest
-from kvops.store.layout import chunk_span
-from kvops.store.limits import (
+from kvops.files import read_secret
+from kvops.limits import (
     CHUNK_BYTES,
     DEPTH_MAX,
+    DIGEST_BYTES,
     KEYS_PER_BATCH_MAX,
     KEYS_PER_FRAME_MAX,
     LEASE_MARGIN_MS,
@@ -41,20 +34,21 @@ from kvops.store.limits import (
     PUTS_PER_FRAME_MAX,
     REPLICAS_MAX,
 )
+from kvops.net import wire
+from kvops.net.auth import Hello
+from kvops.net.link import Address, LinkState, call
+from kvops.net.wire import Kind, decode
+from kvops.store import messages as m
+from kvops.store.breaker import Failure, RetryBudget
+from kvops.store.caretaker import Caretaker
+from kvops.store.channel import Identity, MasterChannel, StoreChannel, Trouble, now_ms
+from kvops.store.keys import NAMESPACE_DEFAULT, index_digests, key_bytes, key_digest
 from kvops.store.messages import PutStatus, RemoveStatus
-from kvops.store.model import (
-    DIGEST_BYTES,
-    LOCATION,
-    Locations,
-    ObjectFlag,
-    Outcome,
-    PutOptions,
-    Reason,
-    StoreInfo,
-    View,
-)
+from kvops.store.model import LOCATION, Locations, ObjectFlag, Outcome, PutOptions, Reason, StoreInfo, View
+from kvops.transfer import messages as tm
 from kvops.transfer import shm
 from kvops.transfer.engine import Leased, Until, drive
+from kvops.transfer.layout import chunk_span
 from kvops.transfer.model import Job, ReadSlice, SliceState, WriteSlice
 from kvops.transfer.stream import ReadJob, WriteJob
 
@@ -790,10 +784,10 @@ class Pool:
             while at >= 0:
                 if len(rows) >= limit:
                     return rows, f"{name}@{at}"
-                query = m.ListQuery(
+                query = tm.ListQuery(
                     prefix=prefix, limit=min(limit - len(rows), KEYS_PER_BATCH_MAX), cursor=at
                 )
-                page = decode(self._ask_store(channel, Kind.LIST, m.encode(query), deadline), m.ListReply)
+                page = decode(self._ask_store(channel, Kind.LIST, wire.encode(query), deadline), tm.ListReply)
                 at = page.cursor
                 rows += [
                     {
@@ -992,7 +986,7 @@ def connect(
     for transport in (*transports, *(transports_between_hosts or ())):
         if transport not in TRANSPORTS:
             raise UsageError(f"no transport {transport!r}", fix=f"choose from {', '.join(TRANSPORTS)}")
-    secret = load_secret(Path(secret_file) if secret_file is not None else local_secret(group))
+    secret = read_secret(Path(secret_file) if secret_file is not None else local_secret(group))
     hello = Hello(
         role="client",
         group=group,

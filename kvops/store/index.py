@@ -41,8 +41,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from kvops.errors import NoSpace, UsageError
-from kvops.store.limits import STORE_COUNT_MAX
-from kvops.store.model import DIGEST_BYTES, LOCATION, Digests, Locations, Slots
+from kvops.limits import DIGEST_BYTES, STORE_COUNT_MAX
+from kvops.store.model import LOCATION, Digests, Locations, Slots
 
 assert sys.byteorder == "little", "the arrays' bytes go to the wire as they are"
 

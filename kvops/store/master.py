@@ -15,15 +15,16 @@ import uvloop
 
 from kvops.errors import KvopsError
 from kvops.files import read_secret
+from kvops.limits import CONNECTIONS_MAX
 from kvops.log import configure, log
 from kvops.metrics import HttpServer, Reading, expose, serve_http
 from kvops.net import wire
-from kvops.net.auth import Hello, Listener, Welcome, decode
+from kvops.net.auth import Hello, Listener, Welcome
 from kvops.net.link import Address
 from kvops.net.peer import Peers, WirePeer
 from kvops.net.rpc_server import RpcServer, serve_rpc
 from kvops.net.spin import Spin
-from kvops.net.wire import Frame, Kind
+from kvops.net.wire import Frame, Kind, decode
 from kvops.notify import notify, notify_ready
 from kvops.store import messages as m
 from kvops.store.clock import boot_ms
@@ -32,7 +33,6 @@ from kvops.store.control import SERVICE, ControlServicer
 from kvops.store.events import EventFollower, EventLog
 from kvops.store.journal import recover_state, set_aside
 from kvops.store.journal_writer import JournalWriter
-from kvops.store.limits import CONNECTIONS_MAX
 from kvops.store.listen import boot_id, listen_tcp, listen_unix
 from kvops.store.master_core import TICK_MS, MasterCore, MasterSettings
 from kvops.store.model import GENERATION_SEQUENCE_BITS, Event, MasterStatus
@@ -122,9 +122,7 @@ class _Peer(WirePeer):
         else:
             began = time.thread_time()  # a system call of 0.3 µs: not on the path of a lookup
             answer = self._core.handle(self.conn, frame.kind, frame.request, body, now_ms=now)
-            self._master.longest_request_s = max(
-                self._master.longest_request_s, time.thread_time() - began
-            )
+            self._master.longest_request_s = max(self._master.longest_request_s, time.thread_time() - began)
         if answer is not None:
             self.transport.write(wire.pack(frame.kind + 1, answer, frame.request))
         self._master.after_request(now)

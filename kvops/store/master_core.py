@@ -26,19 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvops.errors import Refused, WireError
-from kvops.net import wire
-from kvops.net.auth import Hello, decode
-from kvops.net.wire import Kind
-from kvops.store import messages as m
-from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
-from kvops.store.eviction import Evictor
-from kvops.store.index import ObjectIndex
-from kvops.store.journal import COMPLETE, COMPLETE_ROW, GONE_ROW, Recovery
-from kvops.store.journal import Kind as JournalKind
-from kvops.store.layout import footprint_bytes
-from kvops.store.lease import LeaseTable
-from kvops.store.limits import (
+from kvops.limits import (
     CHUNK_BYTES,
+    DIGEST_BYTES,
     KEYS_PER_FRAME_MAX,
     LEASE_TTL_MS,
     OBJECT_BYTES_MAX,
@@ -49,9 +39,18 @@ from kvops.store.limits import (
     REPLICAS_MAX,
     STORE_TTL_MS,
 )
+from kvops.net import wire
+from kvops.net.auth import Hello
+from kvops.net.wire import Kind, decode
+from kvops.store import messages as m
+from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
+from kvops.store.eviction import Evictor
+from kvops.store.index import ObjectIndex
+from kvops.store.journal import COMPLETE, COMPLETE_ROW, GONE_ROW, Recovery
+from kvops.store.journal import Kind as JournalKind
+from kvops.store.lease import LeaseTable
 from kvops.store.messages import PutStatus, RemoveStatus
 from kvops.store.model import (
-    DIGEST_BYTES,
     GENERATION_SEQUENCE_BITS,
     LOCATION,
     LOCATION_ROW,
@@ -70,10 +69,13 @@ from kvops.store.model import (
 from kvops.store.placement import Candidate, Placement, Writer, choose
 from kvops.store.puts import Put, PutTable
 from kvops.store.stores import SERVING, Store, StoreTable
+from kvops.transfer.layout import footprint_bytes
 
 U32: Final = 0xFFFFFFFF
 TICK_MS: Final = 100
 SUSPECT_MS: Final = 2_000  # a store stays hidden on its readers' evidence
+ORPHAN_MS: Final = 5_000  # a put outlives the connection of its last writer, which may come back by another
+REMOVED_MAX: Final = 65_536  # removed keys remembered, so that a store that was lost does not bring them back
 REMOVE_WAIT_MS: Final = 200  # a remove replies HIDDEN when a node has not cleared its slot by then
 EVICT_INTERVAL_MS: Final = 10
 CLAMP_SLOTS: Final = 512  # a tick; a round over 16 M slots takes an hour, and one is due within 24 days
@@ -184,6 +186,10 @@ class MasterCore:
         self._expires: dict[int, int] = {}  # slot → ms
         self._expiry: list[tuple[int, int, Generation]] = []  # heap: when, slot, generation
         self._sweeps: deque[tuple[Store, int]] = deque()  # lost stores, and the next slot to look at
+        self._orphans: deque[tuple[int, Put]] = deque()  # since when a put has had no writer's connection
+        self._removed: dict[bytes, Generation] = {}  # key digest → the newest generation that a remove meant
+        self._unconfirmed: set[Store] = set()  # those of which the index may say more than they hold
+        self._started_ms = now_ms
         self._pressure_bytes = 0  # a put found no room for this much: evict, whatever the watermark says
         self._evicting = False
         self._ticked_ms = now_ms
@@ -196,14 +202,11 @@ class MasterCore:
         self._conns[conn] = _Conn(hello, Writer(hello.host, hello.numa_node))
 
     def disconnected(self, conn: int, *, now_ms: int) -> None:
-        """A peer's connection ended: its store is hidden at once, its unfinished puts are given up."""
+        """A peer's connection ended: its store is hidden at once, its unfinished puts are anybody's."""
         peer = self._conns.pop(conn, None)
         if peer is None:
             return
-        for put in self.puts.of_writer(conn):
-            put.writers = tuple(writer for writer in put.writers if writer != conn)
-            if not put.writers:
-                self._abandon(put, now_ms=now_ms)
+        self._orphans += [(now_ms, put) for put in self.puts.leave(conn)]
         store = peer.store
         if store is not None and store.conn == conn:
             store.conn = 0
@@ -239,7 +242,7 @@ class MasterCore:
             return self.exists(body, now_ms=now_ms)
         peer = self._conns[conn]
         if kind in _STORE_KINDS and peer.hello.role != "store":
-            raise WireError(f"a {peer.hello.role} sent a store's frame {Kind(kind).name}", fix="")
+            raise WireError(f"a {peer.hello.role} sent a store's frame, kind {kind}", fix="")
         if peer.store is not None:
             peer.store.seen_ms = now_ms
         match kind:
@@ -369,10 +372,10 @@ class MasterCore:
         rows = _rows(body, m.PUT_ROW, start=m.PUT_HEAD.size, count_max=PUTS_PER_FRAME_MAX)
         if not 1 <= replicas <= REPLICAS_MAX:
             raise WireError(f"a put with {replicas} replicas; 1 to {REPLICAS_MAX}", fix="")
+        count = len(rows)
         flags &= PERMANENT_FLAGS
         if ttl_ms:
             flags |= ObjectFlag.HAS_TTL
-        count = len(rows)
         status = bytearray(count)
         granted: list[bytes] = []
         nothing = bytes(replicas * LOCATION_ROW.size)
@@ -388,11 +391,13 @@ class MasterCore:
                 self.index.touched_ms[slot] = now_ms & U32
                 status[row] = PutStatus.EXISTS
                 continue
-            if slot and self.index.location["store"][slot]:  # a key named twice is dropped once
-                self._drop(np.array([slot], np.int64), now_ms=now_ms)
+            # An object whose store is away stays until its successor is whole.
             digest = raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
             put = self.puts.get(digest)
-            if put is not None and now_ms - put.started_ms >= PUT_TTL_MS:
+            joins = put is not None and flags & put.flags & ObjectFlag.PARTS and put.size == sizes[row]
+            if put is not None and (
+                now_ms - put.started_ms >= PUT_TTL_MS or not (put.writers or joins)  # a dead writer's
+            ):
                 self._preempt(put, now_ms=now_ms)
                 put = None
             if put is None:
@@ -404,7 +409,7 @@ class MasterCore:
                     status[row] = made
                     continue
                 put = made
-            elif not flags & put.flags & ObjectFlag.PARTS or put.size != sizes[row]:
+            elif not joins:
                 status[row] = PutStatus.IN_PROGRESS
                 continue
             self.puts.join(put, conn)
@@ -435,7 +440,7 @@ class MasterCore:
         footprint = footprint_bytes(size, chunk_of(flags))
         places = choose(order, self.stores.allocators, footprint=footprint, replicas=replicas)
         if places is None:
-            self._pressure_bytes += footprint
+            self._press(footprint, replicas)
             self.counters.no_space += 1
             return PutStatus.NO_SPACE
         if replicas > 1:
@@ -452,9 +457,13 @@ class MasterCore:
         status = bytearray(len(rows))
         done: list[Put] = []
         for row, generation in enumerate(generations):
-            put = self.puts.get(raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES])
+            digest = raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
+            put = self.puts.get(digest)
             if put is None or put.generation != generation:
-                status[row] = PutStatus.GONE
+                # Another rank was first, or the answer was lost and this is the second time.
+                slot = self.index.find_one(digest)
+                whole = slot and written[row] and int(self.index.location["generation"][slot]) == generation
+                status[row] = PutStatus.STORED if whole else PutStatus.GONE
                 continue
             self.puts.pop(put)
             kept = []
@@ -486,7 +495,7 @@ class MasterCore:
             LOCATION,
         )
         stale = self.index.find(digests)
-        if stale.any():  # announced by another store while this put was under way: the newer one stays
+        if stale.any():  # hidden, expired, or announced while this put was under way: the newer one stays
             self._drop(np.unique(stale[stale != 0]), now_ms=now_ms)
         depths = np.array([put.depth for put in puts], np.uint16)
         tenants = np.array([put.tenant for put in puts], np.uint16)
@@ -541,6 +550,20 @@ class MasterCore:
         self.counters.preempted += 1
         self._abandon(put, now_ms=now_ms)
 
+    def _press(self, footprint: int, replicas: int) -> None:
+        """Evict for a put that found no room, if that can help it."""
+        hosts: set[str] = set()
+        for store in self.stores:
+            if store.state is StoreState.ANNOUNCING:
+                return  # its memory is about to be ours to give
+            if store.state is StoreState.READY and store.populated_bytes >= footprint:
+                hosts.add(store.mount.host)
+        if len(hosts) < replicas:
+            return
+        need = footprint * replicas
+        most = max(need, int(self.stores.capacity_bytes() * (1 - self.settings.eviction_low_watermark)))
+        self._pressure_bytes = min(self._pressure_bytes + need, most)
+
     def _ready(self) -> list[Candidate]:
         epoch, candidates = self._candidates
         if epoch != self.stores.epoch:
@@ -561,15 +584,20 @@ class MasterCore:
     def _remove(self, conn: int, request: int, body: bytes, *, now_ms: int) -> bytes | None:
         """Hide keys at once; the answer follows when their nodes have cleared the slots."""
         _check_digests(body)
-        slots = self.index.find(_as_digests(body))
+        slots = self.index.find(_as_digests(body)).tolist()
         remove = _Remove(conn, request, bytearray(len(slots)), 0, now_ms + REMOVE_WAIT_MS)
-        first = dict.fromkeys(slots.tolist())  # a key named twice is removed once
-        rows = {slot: slots.tolist().index(slot) for slot in first if slot}
+        rows: dict[int, int] = {}  # slot → row; a key named twice is removed once
         waits: list[tuple[tuple[StoreId, Generation], int]] = []
-        for slot, row in rows.items():
-            generation = Generation(int(self.index.location[slot]["generation"]))
-            for store_id, _ in self._places(slot, now_ms=now_ms):
-                waits.append(((store_id, generation), row))
+        for row, slot in enumerate(slots):
+            self._remember_removed(body[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES])
+            if slot == 0 or slot in rows:
+                continue
+            rows[slot] = row
+            generation = Generation(int(self.index.location["generation"][slot]))
+            for store_id, _ in self._all_places(slot):
+                store = self.stores.get(store_id)
+                if store is not None and store.state is not StoreState.GONE:
+                    waits.append(((store_id, generation), row))
             remove.status[row] = RemoveStatus.REMOVED
         if rows:
             self._drop(np.array(list(rows), np.int64), now_ms=now_ms)
@@ -583,16 +611,33 @@ class MasterCore:
         self._removes_open.append(remove)
         return None
 
+    def _remember_removed(self, digest: bytes) -> None:
+        """A store that is away, or counts as lost, may still hold this key: it shall not bring it back."""
+        self._removed.pop(digest, None)
+        self._removed[digest] = Generation(self.term << GENERATION_SEQUENCE_BITS | self._sequence)
+        if len(self._removed) > REMOVED_MAX:
+            del self._removed[next(iter(self._removed))]
+
     def _drop(self, slots: Slots, *, now_ms: int) -> None:
         """Take COMPLETE objects out of the index; their memory comes back once their leases have ended."""
         locations = self.index.location[slots]
         ends = now_ms + LEASE_TTL_MS - ((now_ms - self.index.touched_ms[slots].astype(np.int64)) & U32)
         footprints = footprint_bytes(locations["size"].astype(np.int64), chunks_of(locations["flags"]))
+        unconfirmed = {
+            store.id: store.announced[slots] for store in self._unconfirmed if store.announced is not None
+        }
         columns = (locations["generation"].tolist(), footprints.tolist(), ends.tolist())
         places = self._unindex(slots, locations)
-        for held, generation, footprint, end in zip(places, *columns, strict=True):
+        for at, (held, generation, footprint, end) in enumerate(zip(places, *columns, strict=True)):
             for place in held:
-                self._release(place, generation, footprint, not_before_ms=end, was_complete=True)
+                store = self.stores.get(place[0])
+                if store is None:
+                    continue
+                if place[0] in unconfirmed and not unconfirmed[place[0]][at]:
+                    store.doomed[generation] = end  # until its node says that it holds it
+                    continue
+                store.objects -= 1
+                self._release(place, generation, footprint, not_before_ms=end)
 
     def _unindex(self, slots: Slots, locations: Locations) -> list[list[tuple[StoreId, int]]]:
         """Forget objects; where each of them lay."""
@@ -608,23 +653,15 @@ class MasterCore:
             slot = int(slots[at])
             places[at] += self._replicas.pop(slot, [])
             self._expires.pop(slot, None)
+        for store in self._unconfirmed:
+            if store.announced is not None:
+                store.announced[slots] = False  # whatever takes these slots next is another object
         self.index.remove(slots)
         return places
 
     def _release(
-        self,
-        place: tuple[StoreId, int],
-        generation: Generation,
-        footprint: int,
-        *,
-        not_before_ms: int,
-        was_complete: bool = False,
+        self, place: tuple[StoreId, int], generation: Generation, footprint: int, *, not_before_ms: int
     ) -> None:
-        store = self.stores.get(place[0])
-        if store is None:
-            return
-        if was_complete:
-            store.objects -= 1
         self.stores.release(
             place[0], generation=generation, offset=place[1], footprint=footprint, not_before_ms=not_before_ms
         )
@@ -672,7 +709,10 @@ class MasterCore:
                     if name != "highest_generation"
                 },
             )
-            self.stores.add(mount, conn=0, state=StoreState.SUSPECTED, now_ms=now_ms, store_id=info.id)
+            store = self.stores.add(
+                mount, conn=0, state=StoreState.SUSPECTED, now_ms=now_ms, store_id=info.id
+            )
+            self._expect_announcement(store)
         rows = recovery.rows
         for start in range(0, len(rows), RESTORE_BATCH):
             part = rows[start : start + RESTORE_BATCH]
@@ -712,36 +752,59 @@ class MasterCore:
         if known is None:
             known = self.stores.add(mount, conn=conn, state=StoreState.ANNOUNCING, now_ms=now_ms)
             self.journal.append(JournalEntry(JournalKind.STORE, store=known.info()))
-            fresh = True
+            self._expect_announcement(known)
         else:
-            fresh = known.populated_bytes == 0
             known.mount = mount
             known.conn = conn
         known.seen_ms = now_ms
         peer.store = known
-        if fresh:
-            known.announced = np.zeros(self.settings.objects_max + 1, np.bool_)  # zero pages until touched
-            self.stores.set_state(known, StoreState.ANNOUNCING)
-        else:
-            self.stores.set_state(known, StoreState.READY)
-            known.unsent = [(generation, release.offset) for generation, release in known.releasing.items()]
-            self.stores.unsent = True
+        if known.announcing and mount.highest_generation:
+            # The master before may have given leases on memory of which nothing is left to announce.
+            known.closed_until_ms = self._started_ms + LEASE_TTL_MS
+        self.stores.set_state(known, _state_when_heard(known, now_ms))
+        known.unsent = [(generation, release.offset) for generation, release in known.releasing.items()]
+        self.stores.unsent |= bool(known.unsent)
         known.populate(mount.populated_bytes)
         self._event(now_ms, "store.mounted", mount.name, id=known.id, objects=mount.objects)
-        return msgspec.msgpack.encode(m.Mounted(store_id=known.id, term=self.term, announce=fresh))
+        # No put under way can lie on a store that still has to announce.
+        floor = self._next_floor() if known.announcing else self._floor()
+        return wire.encode(
+            m.Mounted(store_id=known.id, term=self.term, announce=known.announcing, floor=floor)
+        )
+
+    def knows(self, mount: m.Mount) -> bool:
+        """Whether this store, in this life of its process, has mounted here before."""
+        known = self.stores.named(mount.name)
+        return (
+            known is not None
+            and known.state is not StoreState.GONE
+            and known.mount.incarnation == mount.incarnation
+            and known.populated_bytes > 0
+        )
+
+    def _expect_announcement(self, store: Store) -> None:
+        store.announcing = True
+        store.announced = np.zeros(self.settings.objects_max + 1, np.bool_)  # zero pages until touched
+        self._unconfirmed.add(store)
 
     def _announce(self, store: Store, body: bytes, *, now_ms: int) -> bytes:
         """
         Rows of a node's slot table, after the master or the node started; an empty frame ends them.
 
         The node is right about what its memory holds. Where two stores hold one key, the newer generation stays.
+        After a broken connection the announcement starts over: what was taken in before is passed over.
         """
-        if store.announced is None:
+        if not store.announcing or store.announced is None:
             raise WireError(f"store {store.mount.name} announced slots nobody asked for", fix="")
         rows = _rows(body, m.SLOT_ROW)
         if not len(rows):
             self._announced(store, now_ms=now_ms)
             return b""
+        known = self.index.find(np.ascontiguousarray(rows["digest"]))
+        seen = store.announced[known] & (self.index.location["generation"][known] == rows["generation"])
+        if store.releasing:
+            seen |= np.array([generation in store.releasing for generation in rows["generation"].tolist()])
+        rows = rows[~seen]
         footprints = footprint_bytes(rows["size"].astype(np.int64), chunks_of(rows["flags"]))
         held = store.allocator.reserve_batch(rows["offset"], footprints.astype(np.uint64))
         forget = np.empty(len(rows) - np.count_nonzero(held), m.FREE_ROW)
@@ -762,8 +825,8 @@ class MasterCore:
         store.announced[slots[known]] = True
         store.objects += int(np.count_nonzero(known))
         fresh = slots == 0
-        if len(self.puts):
-            fresh &= [self.puts.get(digest.tobytes()) is None for digest in digests]
+        if self._removed or store.doomed:
+            fresh &= ~self._unwanted(store, rows)
         words = np.sort(digests[:, 0])
         if (words[1:] == words[:-1]).any():  # a key twice
             fresh[:] = False
@@ -772,10 +835,24 @@ class MasterCore:
             self._announce_one(store, row, now_ms=now_ms)
         return forget.tobytes()
 
+    def _unwanted(self, store: Store, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Which announced slots hold what was dropped while their store was away."""
+        raw = np.ascontiguousarray(rows["digest"]).tobytes()
+        return np.array(
+            [
+                generation in store.doomed
+                or generation <= self._removed.get(raw[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES], 0)
+                for at, generation in enumerate(rows["generation"].tolist())
+            ],
+            np.bool_,
+        )
+
     def _announce_one(self, store: Store, row: np.void, *, now_ms: int) -> None:
-        """One announced slot whose key is known, being written, or named twice."""
-        digest, generation, offset, size, _, _, _, flags = row.tolist()
-        slot = self.index.find_one(np.ascontiguousarray(row["digest"]).tobytes())
+        """One announced slot whose key is known, removed, or named twice."""
+        _, number, offset, size, _, _, _, flags = row.tolist()
+        generation = Generation(number)
+        digest = np.ascontiguousarray(row["digest"]).tobytes()
+        slot = self.index.find_one(digest)
         known = int(self.index.location["generation"][slot]) if slot else 0
         if slot and known == generation:
             assert store.announced is not None
@@ -784,13 +861,14 @@ class MasterCore:
                 self.index.location["flags"][slot] |= ObjectFlag.REPLICATED
             store.announced[slot] = True
             store.objects += 1
-        elif known < generation and self.puts.get(np.array(digest, np.uint64).tobytes()) is None:
+        elif known > generation or generation in store.doomed or generation <= self._removed.get(digest, 0):
+            footprint = footprint_bytes(size, chunk_of(flags))
+            end = store.doomed.pop(generation, now_ms)
+            self._release((store.id, offset), generation, footprint, not_before_ms=end)
+        else:
             if slot:
                 self._drop(np.array([slot], np.int64), now_ms=now_ms)
             self._adopt(store, np.array([row], m.SLOT_ROW), now_ms=now_ms)
-        else:
-            footprint = footprint_bytes(size, chunk_of(flags))
-            self._release((store.id, offset), Generation(generation), footprint, not_before_ms=now_ms)
 
     def _adopt(self, store: Store, rows: NDArray[np.void], *, now_ms: int) -> None:
         """Objects that only their store knew: keys that are absent and distinct."""
@@ -831,9 +909,18 @@ class MasterCore:
 
     def _announced(self, store: Store, *, now_ms: int) -> None:
         """The announcement is whole: what the journal placed there and the node does not hold is swept."""
-        self.stores.set_state(store, StoreState.READY)
-        self._event(now_ms, "store.ready", store.mount.name, id=store.id, objects=store.objects)
+        store.announcing = False
+        for generation in store.doomed:  # not there any more
+            self._remove_confirmed(store.id, generation)
+        store.doomed.clear()
         self._sweeps.append((store, 0))
+        self._open(store, now_ms=now_ms)
+
+    def _open(self, store: Store, *, now_ms: int) -> None:
+        """Allocate on a store as soon as nobody can hold its free memory by a lease of an earlier master."""
+        if _state_when_heard(store, now_ms) is StoreState.READY:
+            self.stores.set_state(store, StoreState.READY)
+            self._event(now_ms, "store.ready", store.mount.name, id=store.id, objects=store.objects)
 
     def _beat(self, peer: _Conn, beat: m.Beat, *, now_ms: int) -> bytes:
         store = peer.store
@@ -842,9 +929,7 @@ class MasterCore:
         store.seen_ms = now_ms
         clear = beat.loop_lag_ms < STORE_TTL_MS and now_ms >= store.suspect_until_ms
         if store.state is StoreState.SUSPECTED and clear:
-            self.stores.set_state(
-                store, StoreState.READY if store.announced is None else StoreState.ANNOUNCING
-            )
+            self.stores.set_state(store, _state_when_heard(store, now_ms))
             self._event(now_ms, "store.recovered", store.mount.name)
         elif store.state in (StoreState.READY, StoreState.ANNOUNCING) and beat.loop_lag_ms >= STORE_TTL_MS:
             self.stores.set_state(store, StoreState.SUSPECTED)
@@ -855,11 +940,11 @@ class MasterCore:
     def _floor(self) -> int:
         """No put below this generation is under way any more."""
         oldest = self.puts.oldest()
-        return (
-            oldest.generation
-            if oldest is not None
-            else self.term << GENERATION_SEQUENCE_BITS | self._sequence + 1
-        )
+        return oldest.generation if oldest is not None else self._next_floor()
+
+    def _next_floor(self) -> int:
+        """No put from this generation on has been granted."""
+        return self.term << GENERATION_SEQUENCE_BITS | self._sequence + 1
 
     def _lose(self, store: Store, *, now_ms: int, reason: str) -> None:
         """A store's memory is gone: nothing names it from now on; its metadata is swept in slices."""
@@ -868,10 +953,14 @@ class MasterCore:
         self.stores.set_state(store, StoreState.GONE)
         self._event(now_ms, "store.lost", store.mount.name, id=store.id, reason=reason, objects=store.objects)
         self.journal.append(JournalEntry(JournalKind.STORE, store=store.info()))
-        for generation in list(store.releasing):
+        for generation in [*store.releasing, *store.doomed]:
             self._remove_confirmed(store.id, generation)
         store.releasing.clear()
+        store.doomed.clear()
         store.unsent.clear()
+        store.announcing, store.announced = False, None
+        self._unconfirmed.discard(store)
+        self._sweeps = deque(sweep for sweep in self._sweeps if sweep[0] is not store)
         for put in self.puts:
             if any(place[0] == store.id for place in put.places):
                 put.places = [(StoreId(0), 0) if place[0] == store.id else place for place in put.places]
@@ -928,6 +1017,8 @@ class MasterCore:
         for store in self.stores:
             if pause > TICK_MS:
                 store.seen_ms += pause
+            if store.state is StoreState.ANNOUNCING and not store.announcing:
+                self._open(store, now_ms=now_ms)
             silent = now_ms - store.seen_ms
             if store.state is StoreState.GONE or silent < STORE_TTL_MS:
                 continue
@@ -938,6 +1029,10 @@ class MasterCore:
                 self._event(now_ms, "store.suspected", store.mount.name, reason=f"silent for {silent} ms")
         while (put := self.puts.oldest()) is not None and now_ms - put.started_ms >= PUT_TTL_MS:
             self._preempt(put, now_ms=now_ms)
+        while self._orphans and now_ms - self._orphans[0][0] >= ORPHAN_MS:
+            put = self._orphans.popleft()[1]
+            if not put.writers and self.puts.get(put.digest) is put:
+                self._preempt(put, now_ms=now_ms)
         while self._removes_open and (
             not self._removes_open[0].waiting or self._removes_open[0].deadline_ms <= now_ms
         ):
@@ -1000,7 +1095,10 @@ class MasterCore:
         if now_ms - self._last_evict_ms < interval:
             return
         self._last_evict_ms = now_ms
-        victims = self._evictor.step(now_ms32=now_ms & U32, count_max=EVICT_SLICE)
+        excess = used - int(capacity * self.settings.eviction_low_watermark)
+        mean = max(1, used // max(1, len(self.index)))
+        count = -(-max(excess, self._pressure_bytes) // mean)  # no more than it takes: objects may be large
+        victims = self._evictor.step(now_ms32=now_ms & U32, count_max=min(count, EVICT_SLICE))
         if self._evictor.exhausted:
             self._pressure_bytes = 0
         if not len(victims):
@@ -1046,12 +1144,37 @@ class MasterCore:
             self._sweeps.append((store, stop))
             return
         store.announced = None
+        self._unconfirmed.discard(store)
         if store.state is StoreState.GONE:
             self.stores.forget(store)
             self._event(now_ms, "store.forgotten", store.mount.name, id=store.id)
 
+    def check(self) -> None:
+        """Assert what must hold between index, puts, stores and their allocators; for tests: walks everything."""
+        self.index.check()
+        held: dict[int, list[tuple[int, int]]] = {store.id: [] for store in self.stores}
+        objects = dict.fromkeys(held, 0)
+        for slot in np.flatnonzero(self.index.location["store"][: self.index.slots_used]).tolist():
+            size, flags = self.index.location[["size", "flags"]][slot].tolist()
+            for store_id, offset in self._all_places(slot):
+                store = self.stores.get(store_id)
+                if store is not None and (store.announced is None or store.announced[slot]):
+                    held[store_id].append((offset, footprint_bytes(size, chunk_of(flags))))
+                    objects[store_id] += 1
+        for put in self.puts:
+            for store_id, offset in put.places:
+                if store_id:
+                    held[store_id].append((offset, put.footprint))
+        self.stores.check(held, objects)
+
     def _event(self, now_ms: int, event: str, subject: str, **detail: str | int | float | bool) -> None:
         self.events.append(CoreEvent(now_ms, event, subject, detail))
+
+
+def _state_when_heard(store: Store, now_ms: int) -> StoreState:
+    """The state of a store that has just spoken to us."""
+    closed = store.announcing or now_ms < store.closed_until_ms
+    return StoreState.ANNOUNCING if closed else StoreState.READY
 
 
 _STORE_KINDS: Final = frozenset({Kind.MOUNT, Kind.SLOTS, Kind.BEAT, Kind.UNMOUNT, wire.reply(Kind.FREE)})

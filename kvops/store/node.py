@@ -18,6 +18,7 @@ import uvloop
 
 from kvops.errors import KvopsError, Refused, WireError
 from kvops.files import read_secret
+from kvops.limits import CONNECTIONS_MAX
 from kvops.log import configure, log
 from kvops.metrics import Reading, expose, serve_http
 from kvops.net import wire
@@ -28,11 +29,11 @@ from kvops.net.wire import Frame, Kind
 from kvops.notify import notify, notify_ready
 from kvops.store import messages as m
 from kvops.store.config import StoreConfig
-from kvops.store.limits import CONNECTIONS_MAX
 from kvops.store.listen import boot_id, listen_tcp, listen_unix
 from kvops.store.node_core import NodeCore, Write
 from kvops.store.segment import Segment
 from kvops.store.session import SLOTS_PER_FRAME, Session
+from kvops.transfer import messages as tm
 
 TICK_S: Final = 0.05
 ON_LOOP_TIMEOUT_S: Final = 2.0
@@ -91,15 +92,17 @@ class _Peer(WirePeer):
     def _map(self, frame: Frame) -> None:
         """Send the segment's descriptor; the frame is small and nothing is queued before it."""
         node = self._node
-        body = m.encode(m.MapReply(incarnation=node.core.incarnation, segment_bytes=node.segment.size_bytes))
-        data = wire.pack(wire.reply(Kind.MAP), body, frame.request)
+        body = wire.encode(
+            tm.MapReply(incarnation=node.core.incarnation, segment_bytes=node.segment.size_bytes)
+        )
+        answer = wire.pack(wire.reply(Kind.MAP), body, frame.request)
         raw = self.transport.get_extra_info("socket")
         if raw.family != socket.AF_UNIX:
             raise Refused("a segment can be mapped on its own host only", fix="read by tcp")
         with socket.socket(fileno=os.dup(raw.fileno())) as sock:
             sock.setblocking(False)
             try:
-                socket.send_fds(sock, [data], [node.segment.fd])
+                socket.send_fds(sock, [answer], [node.segment.fd])
             except OSError:
                 self.transport.abort()  # it does not read: it can ask again
 

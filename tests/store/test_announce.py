@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvops.limits import CHUNK_BYTES
+from kvops.net import wire
 from kvops.net.auth import Hello
 from kvops.net.wire import Kind
 from kvops.store import messages as m
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests
-from kvops.store.limits import CHUNK_BYTES
 from kvops.store.master_core import MasterCore, MasterSettings
 from kvops.store.model import LOCATION, Digests
 
@@ -53,7 +54,7 @@ def mount(core: MasterCore, name: str = "store-0", conn: int = CONN) -> None:
         objects=0,
         transports=["tcp"],
     )
-    core.handle(conn, Kind.MOUNT, 1, m.encode(body), now_ms=0)
+    core.handle(conn, Kind.MOUNT, 1, wire.encode(body), now_ms=0)
 
 
 def announce(core: MasterCore, body: bytes, conn: int = CONN) -> list[int]:
