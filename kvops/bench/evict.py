@@ -18,13 +18,13 @@ from typing import Final
 import numpy as np
 
 from kvops.bench.model import Effort, Params, Result, Tell, percentile
-from kvops.bench.pool import GROUP, BenchPool, ChildFailed, paper_keys, paper_pool
+from kvops.bench.pool import GROUP, BenchPool, ChildFailed, paper_keys, paper_pool, wait_until
 from kvops.files import read_secret
 from kvops.net.auth import Hello
 from kvops.net.link import Address
 from kvops.net.wire import Kind
 from kvops.store import messages as m
-from kvops.store.channel import Identity, MasterChannel
+from kvops.store.channel import Identity, MasterChannel, Trouble
 from kvops.store.client import Pool
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests
 from kvops.store.listen import boot_id
@@ -40,6 +40,8 @@ OBJECT_BYTES: Final = 64
 DEADLINE_MS: Final = 5_000
 FREE_SHARE: Final = 0.3  # at the start; eviction begins at 0.05
 ROUND_S_MAX: Final = 120.0
+FILL_MAX: Final = 5_000  # times 20 batches
+EVICTED: Final = "kvops_master_evicted_total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,12 @@ class PaperWriter:
         self.stored += self._call(Kind.PUT_END, ends.tobytes()).count(PutStatus.STORED)
 
     def _call(self, kind: Kind, body: bytes) -> bytes:
-        return self._channel.call(kind, body, deadline=time.monotonic() + DEADLINE_MS / 1_000)
+        try:
+            return self._channel.call(kind, body, deadline=time.monotonic() + DEADLINE_MS / 1_000)
+        except Trouble as trouble:
+            raise ChildFailed(
+                f"the master did not answer: {trouble.reason}", fix="run it again on a quieter machine"
+            ) from trouble
 
     def close(self) -> None:
         """Hang up."""
@@ -156,15 +163,16 @@ def _measure(
     for _ in range(min(effort.runs, 2)):  # there is room for so many
         base.append(loop.run(puts=False))
         times["puts"].append(loop.run(puts=True))
-    assert pool.metric("kvops_master_evicted_total") == 0, "there was room for these puts"
-    _fill(pool, writer)
+    assert pool.metric(EVICTED) == 0, "there was room for these puts"
     rates = []
     slice_s = pool.metric("kvops_master_slice_seconds_max")  # so far: the announcement
     for _ in range(effort.runs):
         times["quiet"].append(loop.run(puts=False))
-        evicted, began = pool.metric("kvops_master_evicted_total"), time.monotonic()
+        _fill(pool, writer)
+        evicted, began = pool.metric(EVICTED), time.monotonic()
         times["evicting"].append(loop.run(puts=True))
-        rates.append((pool.metric("kvops_master_evicted_total") - evicted) / (time.monotonic() - began))
+        rates.append((pool.metric(EVICTED) - evicted) / (time.monotonic() - began))
+        _rest(pool)
         times["quiet again"].append(loop.run(puts=False))
     params: Params = {"objects": plan.objects, "batch": BATCH, "calls": plan.calls}
     for phase, runs in times.items():
@@ -193,10 +201,22 @@ def _measure(
 
 
 def _fill(pool: BenchPool, writer: PaperWriter) -> None:
-    """Put until eviction has begun."""
-    for _ in range(10_000):
+    """Put until eviction has begun: from then on it keeps pace with the puts."""
+    evicted = pool.metric(EVICTED)
+    for _ in range(FILL_MAX):
         for _ in range(20):
             writer.put(BATCH)
-        if pool.metric("kvops_master_evicted_total") > 0:
+        if pool.metric(EVICTED) > evicted:
             return
     raise ChildFailed("the pool does not evict", fix="report it")
+
+
+def _rest(pool: BenchPool) -> None:
+    """Wait until the pool is below its low watermark, and evicts no more."""
+    seen = [-1.0]
+
+    def still() -> bool:
+        seen.append(pool.metric(EVICTED))
+        return seen[-1] == seen[-2]
+
+    wait_until(still, timeout_s=ROUND_S_MAX, what="eviction did not end", pause_s=0.2)
