@@ -140,10 +140,11 @@ class Pool:
         self._master = MasterChannel(self._addresses, self._identity)
         self._stores: dict[int, StoreChannel] = {}
         self._epoch = 0
+        self._viewed = 0  # incarnation of the master whose view of the stores we have
         self._retries = RetryBudget()
         self._group_open = False
         self._counts: dict[Reason, int] = dict.fromkeys(Reason, 0)
-        self._caretaker = Caretaker(self._master, self._stores_now, self.refresh)
+        self._caretaker = Caretaker(self._master, self._stores_now, self.refresh, self._group_changed)
 
     def _after_fork(self) -> None:
         """The parent's connections are the parent's: start anew, under the child's own pid."""
@@ -265,6 +266,8 @@ class Pool:
         )
 
     def _locate(self, digests: bytes, deadline: float) -> _Located:
+        if self._group_open:
+            raise Trouble(Reason.BREAKER_OPEN)
         sent = time.monotonic()
         rows: list[tuple[int, int, int, int, int]] = []
         extras: dict[int, list[Place]] = {}
@@ -272,8 +275,8 @@ class Pool:
         for frame in _frames(digests, KEYS_PER_FRAME_MAX * DIGEST_BYTES):
             answer = self._ask(Kind.LOOKUP, frame, deadline)
             epoch, lease_ms, extra_count, _ = m.LOOKUP_HEAD.unpack_from(answer)
-            self._group_open = lease_ms == 0
-            if self._group_open:
+            if lease_ms == 0:
+                self._group_open = True
                 self._caretaker.watch_group()
                 raise Trouble(Reason.BREAKER_OPEN)
             count = len(frame) // DIGEST_BYTES
@@ -282,8 +285,7 @@ class Pool:
                 for index, _, place in np.frombuffer(answer, m.EXTRA, extra_count, start).tolist():
                     extras.setdefault(len(rows) + index, []).append((place[3], place[1]))
             rows += np.frombuffer(answer, LOCATION, count, m.LOOKUP_HEAD.size).tolist()
-        if epoch != self._epoch and any(row[3] and row[3] not in self._stores for row in rows):
-            self.refresh(deadline)
+        self._know_stores(epoch, rows, deadline)
         return _Located(digests, rows, extras, sent + (lease_ms - LEASE_MARGIN_MS) / 1_000)
 
     def _fetch(self, wants: list[_Want], located: _Located, deadline: float) -> list[Outcome]:
@@ -563,6 +565,8 @@ class Pool:
         part: tuple[int, int] | None = None,
     ) -> list[Outcome]:
         count = len(keys)
+        if self._group_open:
+            return self._all(count, Reason.BREAKER_OPEN)
         digests = self._digests(keys)
         rows = np.zeros(count, m.PUT_ROW)
         rows["digest"] = np.frombuffer(digests, np.uint64).reshape(-1, 2)
@@ -583,8 +587,10 @@ class Pool:
         statuses = answer[m.PUT_REPLY_HEAD.size : m.PUT_REPLY_HEAD.size + count]
         start = m.PUT_REPLY_HEAD.size + count + -count % 8
         granted = np.frombuffer(answer, LOCATION, count * replicas, start).tolist()
-        if epoch != self._epoch and any(row[3] and row[3] not in self._stores for row in granted):
-            self.refresh(deadline)
+        try:
+            self._know_stores(epoch, granted, deadline)
+        except Trouble as trouble:
+            return self._all(count, trouble.reason)
         outcomes = [_PUT_REASONS.get(PutStatus(status), _MISS) for status in statuses]
         grants: list[_Grant] = []
         for index, status in enumerate(statuses):
@@ -840,13 +846,36 @@ class Pool:
             "outcomes": {reason.value: count for reason, count in self._counts.items() if count},
         }
 
-    def refresh(self, deadline: float, *, must: bool = False) -> None:
+    def _group_changed(self, is_open: bool) -> None:
+        """The caretaker has asked how the group's breaker is."""
+        self._group_open = is_open
+
+    def _know_stores(
+        self, epoch: int, rows: Iterable[tuple[int, int, int, int, int]], deadline: float
+    ) -> None:
+        """
+        See to it that we know the stores an answer names.
+
+        Raises:
+            Trouble: Another master gave the answer, and its view could not be had: its ids mean nothing to us.
+        """
+        if self._master.incarnation != self._viewed:
+            if not self.refresh(deadline):
+                raise Trouble(Reason.TIMEOUT)
+        elif epoch != self._epoch and any(row[3] and row[3] not in self._stores for row in rows):
+            self.refresh(deadline)
+
+    def refresh(self, deadline: float, *, must: bool = False) -> bool:
         """
         Ask the master for its stores; without an answer the known ones stay.
+
+        Returns:
+            Whether it answered.
 
         Raises:
             Unreachable: ``must`` is set and the master did not answer.
         """
+        incarnation = self._master.incarnation  # if it changes meanwhile, the next answer makes us ask again
         try:
             view = decode(self._ask(Kind.VIEW, b"", deadline), View)
         except Trouble as trouble:
@@ -855,17 +884,21 @@ class Pool:
                     f"the master at {self._addresses[0]} did not answer: {trouble.reason}",
                     fix="kvops status shows what runs; kvops start starts it",
                 ) from trouble
-            return
-        self._take(view)
+            return False
+        self._take(view, incarnation)
+        return True
 
-    def _take(self, view: View) -> None:
+    def _take(self, view: View, incarnation: int) -> None:
         with self._lock:
+            self._viewed = incarnation
             known = {info.id for info in view.stores}
             for store_id in [i for i in self._stores if i not in known]:
                 self._stores.pop(store_id).close()
             for info in view.stores:
                 channel = self._stores.get(info.id)
                 if channel is None or channel.info.incarnation != info.incarnation:
+                    if channel is not None:
+                        channel.close()
                     self._stores[info.id] = StoreChannel(info, self._identity, same_memory=self._shares(info))
                 else:
                     channel.info = info
