@@ -84,10 +84,11 @@ class Pool:
         self._master = MasterChannel(self._addresses, self._identity)
         self._stores: dict[int, StoreChannel] = {}
         self._epoch = 0
+        self._viewed = 0  # incarnation of the master whose view of the stores we have
         self._retries = RetryBudget()
         self._group_open = False
         self._counts: dict[Reason, int] = dict.fromkeys(Reason, 0)
-        self._caretaker = Caretaker(self._master, self._stores_now, self.refresh)
+        self._caretaker = Caretaker(self._master, self._stores_now, self.refresh, self._group_changed)
 
     def _after_fork(self) -> None:
         """The parent's connections are the parent's: start anew, under the child's own pid."""
@@ -179,16 +180,17 @@ class Pool:
 
     def _locate(self, digests: bytes, deadline: float) -> tuple[Located, Lease]:
         """Where keys lie, and how long their memory may be read."""
+        if self._group_open:
+            raise Trouble(Reason.BREAKER_OPEN)
         located = Located()
         sent = time.monotonic()
         for frame in _frames(digests, KEYS_PER_FRAME_MAX * DIGEST_BYTES):
             located.add(self._ask(Kind.LOOKUP, frame, deadline), len(frame) // DIGEST_BYTES)
-            self._group_open = located.lease_ms == 0
-            if self._group_open:
+            if located.lease_ms == 0:
+                self._group_open = True
                 self._caretaker.watch_group()
                 raise Trouble(Reason.BREAKER_OPEN)
-        if located.epoch != self._epoch:
-            self._know({row[3] for row in located.rows}, deadline)
+        self._know_stores(located.epoch, {row[3] for row in located.rows}, deadline)
 
         def renew(by: float) -> float | None:
             again = time.monotonic()
@@ -200,11 +202,6 @@ class Pool:
             return again + (located.lease_ms - LEASE_MARGIN_MS) / 1_000
 
         return located, Lease(sent + (located.lease_ms - LEASE_MARGIN_MS) / 1_000, renew)
-
-    def _know(self, store_ids: set[int], deadline: float) -> None:
-        """Ask for the view when one of these stores is new to us."""
-        if not store_ids <= {0, *self._stores}:
-            self.refresh(deadline)
 
     def _route(self, store_id: int) -> StoreInfo | Reason:
         channel = self._stores.get(store_id)
@@ -439,13 +436,14 @@ class Pool:
         depths: Sequence[int] | None,
         part: tuple[int, int] | None = None,
     ) -> list[Outcome]:
+        if self._group_open:
+            return self._all(len(keys), Reason.BREAKER_OPEN)
         plan = PutPlan(self._namespace, keys, texts, views, self._digests(keys), options, depths, part=part)
         try:
             epoch, store_ids = plan.started(self._ask(Kind.PUT_START, plan.start_body(), deadline))
+            self._know_stores(epoch, store_ids, deadline)
         except Trouble as trouble:
             return self._all(len(keys), trouble.reason)
-        if epoch != self._epoch:
-            self._know(store_ids, deadline)
         self._write_groups(plan.groups(self._route), deadline - END_RESERVE_S)
         rows = plan.end_body()
         if rows:
@@ -629,13 +627,34 @@ class Pool:
             "outcomes": {reason.value: count for reason, count in self._counts.items() if count},
         }
 
-    def refresh(self, deadline: float, *, must: bool = False) -> None:
+    def _group_changed(self, is_open: bool) -> None:
+        """The caretaker has asked how the group's breaker is."""
+        self._group_open = is_open
+
+    def _know_stores(self, epoch: int, store_ids: set[int], deadline: float) -> None:
+        """
+        See to it that we know the stores an answer names.
+
+        Raises:
+            Trouble: Another master gave the answer, and its view could not be had: its ids mean nothing to us.
+        """
+        if self._master.incarnation != self._viewed:
+            if not self.refresh(deadline):
+                raise Trouble(Reason.TIMEOUT)
+        elif epoch != self._epoch and not store_ids <= {0, *self._stores}:
+            self.refresh(deadline)
+
+    def refresh(self, deadline: float, *, must: bool = False) -> bool:
         """
         Ask the master for its stores; without an answer the known ones stay.
+
+        Returns:
+            Whether it answered.
 
         Raises:
             Unreachable: ``must`` is set and the master did not answer.
         """
+        incarnation = self._master.incarnation  # if it changes meanwhile, the next answer makes us ask again
         try:
             view = decode(self._ask(Kind.VIEW, b"", deadline), View)
         except Trouble as trouble:
@@ -644,17 +663,21 @@ class Pool:
                     f"the master at {self._addresses[0]} did not answer: {trouble.reason}",
                     fix="kvops status shows what runs; kvops start starts it",
                 ) from trouble
-            return
-        self._take(view)
+            return False
+        self._take(view, incarnation)
+        return True
 
-    def _take(self, view: View) -> None:
+    def _take(self, view: View, incarnation: int) -> None:
         with self._lock:
+            self._viewed = incarnation
             known = {info.id for info in view.stores}
             for store_id in [i for i in self._stores if i not in known]:
                 self._stores.pop(store_id).close()
             for info in view.stores:
                 channel = self._stores.get(info.id)
                 if channel is None or channel.info.incarnation != info.incarnation:
+                    if channel is not None:
+                        channel.close()
                     self._stores[info.id] = StoreChannel(info, self._identity, same_memory=self._shares(info))
                 else:
                     channel.info = info

@@ -16,7 +16,7 @@ from typing import Final
 
 import uvloop
 
-from kvops.errors import KvopsError, Refused, WireError
+from kvops.errors import KvopsError, Refused, Unreachable, WireError
 from kvops.files import read_secret
 from kvops.limits import CONNECTIONS_MAX
 from kvops.log import configure, log
@@ -263,7 +263,10 @@ class Node:
                 future.set_exception(error)
 
         self._loop.call_soon_threadsafe(answer)
-        return future.result(ON_LOOP_TIMEOUT_S)
+        try:
+            return future.result(ON_LOOP_TIMEOUT_S)
+        except TimeoutError:
+            raise Unreachable(f"the data loop stood still for {ON_LOOP_TIMEOUT_S} s", fix="") from None
 
     def mount(self) -> m.Mount:
         """What is offered to the master now."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvops.errors import KvopsError
+from kvops.net.link import LinkState
 from kvops.transfer.model import Job, SliceState
 
 LOOK_S: Final = 0.1  # between two looks at the lease
@@ -95,5 +96,7 @@ def _run(job: Job, events: int) -> bool:
     try:
         job.advance(events)
     except KvopsError:
+        job.abandon(SliceState.FAILED)
+    if not job.done and job.link.state is LinkState.CLOSED:  # by whoever used it before us
         job.abandon(SliceState.FAILED)
     return not job.done
