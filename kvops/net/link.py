@@ -378,7 +378,7 @@ def establish(link: Link, *, deadline: float) -> None:
                 f"{link.address} did not answer in time", fix="check that it runs: kvops status"
             )
         poll.modify(link, link.events)
-        for _, events in poll.poll(left * 1_000 + 0.999):
+        for _, events in poll.poll(left * 1_000):
             link.advance(events, nothing)
 
 
@@ -420,7 +420,7 @@ def call(
             poll = select.poll()
             poll.register(link)
         poll.modify(link, link.events)
-        for _, events in poll.poll(left * 1_000 + 0.999):
+        for _, events in poll.poll(left * 1_000):
             link.advance(events, single)
     frame, answer = single.result
     if frame.request != request or frame.kind != wire.reply(kind):

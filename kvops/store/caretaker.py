@@ -120,7 +120,7 @@ class Caretaker:
                 mapped[fd] = channel
                 poll.register(fd, select.POLLIN)
         timeout_s = GROUP_POLL_S if self._group_open else self._until_probe_s()
-        for fd, _ in poll.poll(timeout_s * 1_000 + 0.999):
+        for fd, _ in poll.poll(timeout_s * 1_000):
             if fd in mapped:
                 mapped[fd].unmap()  # nothing is ever sent there unasked: its end is the only news
             elif fd == self._wake_read:

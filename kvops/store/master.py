@@ -14,6 +14,7 @@ from typing import Final
 
 import uvloop
 
+from kvops import collector
 from kvops.errors import KvopsError
 from kvops.files import read_secret
 from kvops.limits import CONNECTIONS_MAX
@@ -189,6 +190,7 @@ class Master:
         self._ready = True
         await rpc.set_serving(True)
         log.info("master.started", term=term, recovered=recovered, **self._addresses)
+        collector.settle()
         notify_ready(self._addresses, status=f"serving, term {term}")
         await self._stop.wait()
         self._ready = False

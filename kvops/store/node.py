@@ -16,6 +16,7 @@ from typing import Final
 
 import uvloop
 
+from kvops import collector
 from kvops.errors import KvopsError, Refused, Unreachable, WireError
 from kvops.files import read_secret
 from kvops.limits import CONNECTIONS_MAX
@@ -145,6 +146,7 @@ class Node:
         session.start()
         workers = self.segment.populate(on_failure=self._no_memory)
         ticks = loop.create_task(self._tick())
+        collector.settle()
         await self._stop.wait()
         notify("STOPPING=1")
         log.info("store.stopping")

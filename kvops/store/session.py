@@ -138,7 +138,7 @@ class Session:
                 raise Unreachable(f"{link.address} did not answer {kind.name}", fix="kvops status")
             link.flush()
             poll.register(link, link.events)
-            for _, events in poll.poll(left * 1_000 + 0.999):
+            for _, events in poll.poll(left * 1_000):
                 link.advance(events, self)
         return self._answer
 
@@ -158,7 +158,7 @@ class Session:
                 link.send(self._answers.popleft())
             link.flush()
             poll.register(link, link.events)
-            for fd, events in poll.poll(max(0.0, beat_due - now) * 1_000 + 0.999):
+            for fd, events in poll.poll(max(0.0, beat_due - now) * 1_000):
                 if fd == self._wake_read:
                     os.read(self._wake_read, 4_096)
                 else:

@@ -81,7 +81,7 @@ def drive(jobs: Sequence[Job], until: Until) -> None:
             for job, _ in active.values():
                 job.abandon(SliceState.LATE)
             return
-        for fd, events in poll.poll(min(left, LOOK_S) * 1_000 + 0.999):
+        for fd, events in poll.poll(min(left, LOOK_S) * 1_000):
             job, wanted = active[fd]
             if not _run(job, events):
                 poll.unregister(fd)
