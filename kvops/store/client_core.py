@@ -267,7 +267,6 @@ class PutPlan:
         statuses = answer[m.PUT_REPLY_HEAD.size : m.PUT_REPLY_HEAD.size + count]
         start = m.PUT_REPLY_HEAD.size + count + -count % 8
         rows = np.frombuffer(answer, LOCATION, count * replicas, start).tolist()
-        self._places: dict[int, list[Place]] = {}
         for index, status in enumerate(statuses):
             self.outcomes[index] = _PUT_OUTCOMES.get(status, MISS)  # type: ignore[call-overload]
             if status != PutStatus.GRANTED:
