@@ -243,7 +243,8 @@ class Link:
         try:
             if self._sink is not None:
                 room = self._sink[self._sink_at : self._sink_at + IO_BYTES_MAX]
-                got = self.sock.recvmsg_into([room, self._view])[0]
+                last = self._sink_at + len(room) == len(self._sink)  # else what follows is payload, too
+                got = self.sock.recvmsg_into([room, self._view] if last else [room])[0]
                 here = min(got, len(room))
                 self._sink_at += here
                 self._start, self._end = 0, got - here

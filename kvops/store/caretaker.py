@@ -30,11 +30,13 @@ class Caretaker:
         self,
         master: MasterChannel,
         stores: Callable[[], list[StoreChannel]],
-        refresh: Callable[[float], None],
+        refresh: Callable[[float], bool],
+        group_changed: Callable[[bool], None],
     ) -> None:
         self._master = master
         self._stores = stores
         self._refresh = refresh
+        self._group_changed = group_changed
         self._to_master: deque[tuple[Kind, bytes]] = deque(maxlen=QUEUE_MAX)  # the oldest falls out
         self._group_open = False
         self._closed = False
@@ -103,9 +105,8 @@ class Caretaker:
             self._deliver()
             for channel in self._stores():
                 self._probe_store(channel)
-            if self._group_open and self._master.breaker.allow():
-                self._group_open = False
-                self._refresh(time.monotonic() + PROBE_TIMEOUT_S)
+            if self._group_open:
+                self._ask_for_group()
 
     def _wait(self) -> None:
         """Until woken, a probe is due, or a mapped store's process ends."""
@@ -142,6 +143,15 @@ class Caretaker:
             return
         breaker.record_probe(True, now_ms=now_ms())
         self._refresh(time.monotonic() + PROBE_TIMEOUT_S)
+
+    def _ask_for_group(self) -> None:
+        """Nobody asks the master while the group's breaker is open, so we do: a lookup of nothing says how it is."""
+        try:
+            answer = self._master.call(Kind.LOOKUP, b"", deadline=time.monotonic() + PROBE_TIMEOUT_S)
+        except Trouble:
+            return
+        self._group_open = m.LOOKUP_HEAD.unpack_from(answer)[1] == 0
+        self._group_changed(self._group_open)
 
     def _probe_store(self, channel: StoreChannel) -> None:
         breaker = channel.breaker

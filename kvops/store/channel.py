@@ -82,6 +82,7 @@ class MasterChannel:
         self.addresses = tuple(addresses)
         self.breaker = Breaker(rng=random.Random())
         self.last_error: str = ""
+        self.incarnation = 0  # of the master's process that we last connected to
         self._identity = identity
         self._idle = Idle()
         self._spin = Spin()
@@ -153,6 +154,7 @@ class MasterChannel:
         establish(link, deadline=deadline)
         welcome = link.welcome
         assert welcome is not None
+        self.incarnation = welcome.incarnation
         if not welcome.unix_path or welcome.boot_id != self._identity.hello.boot_id or address.is_unix:
             return link
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import sys
 import time
@@ -46,6 +47,7 @@ PAUSE_S_MAX: Final = 200e-6  # a batch of 1,000 keys keeps its caller busy for a
 WORK_INTERVAL_S: Final = 0.002  # between slices, while there is work
 IDLE_INTERVAL_S: Final = 0.02
 SNAPSHOT_PAUSE_S: Final = 10.0  # between two attempts
+INTERNAL_ERROR: Final = 70  # EX_SOFTWARE of sysexits.h
 STALLED_S: Final = 2.0  # a loop that has not ticked for this long is not ready
 
 
@@ -151,6 +153,10 @@ class Master:
         self.spinner: _Spinner
         self._journal: JournalWriter
         self._addresses: dict[str, str] = {}
+        self._incarnation = (
+            secrets.randbits(63) | 1
+        )  # tells clients that ids of stores mean something else now
+        self._exit_code = 0
         self._stop = asyncio.Event()
 
     # Life.
@@ -180,6 +186,7 @@ class Master:
         servers, rpc, http = await self._listen()
         metrics = expose(self._readings())
         ticks = loop.create_task(self._tick())
+        ticks.add_done_callback(self._ticks_ended)
         self._ready = True
         await rpc.set_serving(True)
         log.info("master.started", term=term, recovered=recovered, **self._addresses)
@@ -200,7 +207,7 @@ class Master:
         await asyncio.to_thread(self._journal.close)
         if self.config.unix_path:
             Path(self.config.unix_path).unlink(missing_ok=True)
-        return 0
+        return self._exit_code
 
     async def _listen(self) -> tuple[list[asyncio.Server], RpcServer, HttpServer]:
         loop = asyncio.get_running_loop()
@@ -233,7 +240,7 @@ class Master:
             role="master",
             name=self.config.name,
             term=self.core.term,
-            incarnation=0,
+            incarnation=self._incarnation,
             boot_id=boot_id(),
             unix_path=self.config.unix_path,
         )
@@ -261,8 +268,11 @@ class Master:
 
     def mount(self, peer: _Peer, frame: Frame, body: bytes) -> None:
         """A store that has seen a newer term than ours (our state was lost) must be outdone first."""
-        seen = decode(body, m.Mount).highest_generation >> GENERATION_SEQUENCE_BITS
-        if seen >= self.core.term:
+        mount = decode(body, m.Mount)
+        seen = mount.highest_generation >> GENERATION_SEQUENCE_BITS
+        # Of our own term a store that mounted here before has only seen what we granted.
+        outdone = seen > self.core.term or (seen == self.core.term and not self.core.knows(mount))
+        if outdone and peer.hello is not None and peer.hello.role == "store":
             self.core.raise_term(raise_term(self._state_dir, at_least=seen + 1))
         now = boot_ms()
         answer = self.core.handle(peer.conn, frame.kind, frame.request, body, now_ms=now)
@@ -324,6 +334,13 @@ class Master:
             if self._snapshot is not None and self._snapshot.step():
                 self._snapshot = None
                 self._snapshot_after = time.monotonic() + SNAPSHOT_PAUSE_S
+
+    def _ticks_ended(self, task: asyncio.Task[None]) -> None:
+        """Without its timer a master would serve on and notice no death: it ends, its journal is in order."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("master.failed", error=repr(error), exc_info=error)
+            self._exit_code = INTERNAL_ERROR
+            self._stop.set()
 
     # Journal.
 

@@ -13,7 +13,6 @@ An object's life::
 
 from __future__ import annotations
 
-import heapq
 import struct
 from collections import deque
 from collections.abc import Sequence
@@ -45,7 +44,6 @@ from kvops.net.wire import Kind, decode
 from kvops.store import messages as m
 from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
 from kvops.store.eviction import Evictor
-from kvops.store.index import ObjectIndex
 from kvops.store.journal import COMPLETE, COMPLETE_ROW, GONE_ROW, Recovery
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.lease import LeaseTable
@@ -57,7 +55,6 @@ from kvops.store.model import (
     ClientInfo,
     Digests,
     Generation,
-    Locations,
     ObjectFlag,
     PlacementPolicy,
     Slots,
@@ -66,6 +63,7 @@ from kvops.store.model import (
     StoreState,
     View,
 )
+from kvops.store.objects import Objects, Place
 from kvops.store.placement import Candidate, Placement, Writer, choose
 from kvops.store.puts import Put, PutTable
 from kvops.store.stores import SERVING, Store, StoreTable
@@ -166,7 +164,8 @@ class MasterCore:
     def __init__(self, settings: MasterSettings, *, term: int, now_ms: int) -> None:
         self.settings = settings
         self.term = term
-        self.index = ObjectIndex(objects_max=settings.objects_max)
+        self.objects = Objects(objects_max=settings.objects_max)
+        self.index = self.objects.index
         self.stores = StoreTable(self.index.set_hidden)
         self.puts = PutTable()
         self.counters = Counters()
@@ -182,9 +181,6 @@ class MasterCore:
         self._conns: dict[int, _Conn] = {}
         self._removes: dict[tuple[StoreId, Generation], tuple[_Remove, int]] = {}
         self._removes_open: deque[_Remove] = deque()
-        self._replicas: dict[int, list[tuple[StoreId, int]]] = {}  # slot → further places, same generation
-        self._expires: dict[int, int] = {}  # slot → ms
-        self._expiry: list[tuple[int, int, Generation]] = []  # heap: when, slot, generation
         self._sweeps: deque[tuple[Store, int]] = deque()  # lost stores, and the next slot to look at
         self._orphans: deque[tuple[int, Put]] = deque()  # since when a put has had no writer's connection
         self._removed: dict[bytes, Generation] = {}  # key digest → the newest generation that a remove meant
@@ -282,10 +278,7 @@ class MasterCore:
     def exists(self, digests: bytes, *, now_ms: int) -> bytes:
         """One byte a key: whether it is readable. Touches nothing."""
         _check_digests(digests)
-        if not (self._expires or self._replicas):
-            return self.index.exists(digests)
-        slots = self.index.find(_as_digests(digests))
-        return self._readable(slots, now_ms=now_ms).astype(np.uint8).tobytes()
+        return self.objects.exists(digests, now_ms=now_ms)
 
     def lookup(self, digests: bytes, *, now_ms: int) -> bytes:
         """Where each key lies, with a lease on every hit: LOOKUP_HEAD, LOCATION rows, EXTRA rows."""
@@ -293,70 +286,22 @@ class MasterCore:
         if self.breaker_open:
             misses = bytes(len(digests) // DIGEST_BYTES * LOCATION.itemsize)
             return m.LOOKUP_HEAD.pack(self.stores.epoch, 0, 0, 0) + misses
-        rows = self.index.lookup(digests, now_ms32=now_ms & U32)
-        if self._expires or self._replicas:
-            return self._lookup_special(digests, rows, now_ms=now_ms)
-        return m.LOOKUP_HEAD.pack(self.stores.epoch, LEASE_TTL_MS, 0, 0) + rows
-
-    def _lookup_special(self, digests: bytes, rows: bytes, *, now_ms: int) -> bytes:
-        """Objects with replicas or an expiry: another replica for a hidden one, a miss for an expired one."""
-        locations = np.frombuffer(rows, LOCATION).copy()
-        extras: list[tuple[int, int, tuple[int, int, int, int, int]]] = []
-        slots = self.index.find(_as_digests(digests))
-        special = self.index.location["flags"][slots] & (ObjectFlag.HAS_TTL | ObjectFlag.REPLICATED)
-        for row in np.flatnonzero(special).tolist():
-            slot = int(slots[row])
-            places = self._places(slot, now_ms=now_ms)
-            if not places:
-                locations[row] = 0
-                continue
-            self.index.touched_ms[slot] = now_ms & U32
-            generation, _, size, _, flags = self.index.location[slot].tolist()
-            locations[row] = (generation, places[0][1], size, places[0][0], flags)
-            extras += [(row, 0, (generation, offset, size, store, flags)) for store, offset in places[1:]]
-        head = m.LOOKUP_HEAD.pack(self.stores.epoch, LEASE_TTL_MS, len(extras), 0)
-        return head + locations.tobytes() + np.array(extras, m.EXTRA).tobytes()
-
-    def _places(self, slot: int, *, now_ms: int) -> list[tuple[StoreId, int]]:
-        """Store and offset of every readable replica."""
-        if slot == 0 or self._expires.get(slot, now_ms + 1) <= now_ms:
-            return []
-        row = self.index.location[slot]
-        places = [(StoreId(int(row["store"])), int(row["offset"])), *self._replicas.get(slot, ())]
-        return [place for place in places if self.stores.serving[place[0]]]
-
-    def _readable(self, slots: Slots, *, now_ms: int) -> NDArray[np.bool_]:
-        readable: NDArray[np.bool_] = self.stores.serving[self.index.location["store"][slots]] & (slots != 0)
-        if self._replicas or self._expires:
-            flags = self.index.location["flags"][slots]
-            for at in np.flatnonzero(flags & (ObjectFlag.HAS_TTL | ObjectFlag.REPLICATED)).tolist():
-                readable[at] = bool(self._places(int(slots[at]), now_ms=now_ms))
-        return readable
+        rows, further = self.objects.lookup(digests, now_ms=now_ms)
+        return (
+            m.LOOKUP_HEAD.pack(self.stores.epoch, LEASE_TTL_MS, len(further) // m.EXTRA.itemsize, 0)
+            + rows
+            + further
+        )
 
     def _touch(self, digests: bytes, *, now_ms: int) -> bytes:
         """Renew leases and recency: for reads that take long, and for hits in an engine's own memory."""
         _check_digests(digests)
-        slots = self.index.find(_as_digests(digests))
-        self.index.touched_ms[slots[slots != 0]] = now_ms & U32
+        self.objects.touch(digests, now_ms=now_ms)
         return self._head()
 
     def _stat(self, digests: bytes, *, now_ms: int) -> bytes:
-        """What the master knows of each key. Touches nothing."""
         _check_digests(digests)
-        slots = self.index.find(_as_digests(digests))
-        rows = np.zeros(len(slots), m.STAT_ROW)
-        for row, slot in enumerate(slots.tolist()):
-            places = self._places(slot, now_ms=now_ms)
-            if not places:
-                continue
-            rows[row]["location"] = self.index.location[slot]
-            rows[row]["location"]["store"], rows[row]["location"]["offset"] = places[0]
-            rows[row]["age_ms"] = (now_ms - int(self.index.touched_ms[slot])) & U32
-            rows[row]["depth"] = self.index.depth[slot]
-            rows[row]["tenant"] = self.index.tenant[slot]
-            rows[row]["ttl_left_ms"] = min(max(self._expires.get(slot, now_ms) - now_ms, 0), U32)
-            rows[row]["replicas"] = len(places)
-        return rows.tobytes()
+        return self.objects.stat(digests, now_ms=now_ms)
 
     def _head(self) -> bytes:
         return m.LOOKUP_HEAD.pack(self.stores.epoch, 0 if self.breaker_open else LEASE_TTL_MS, 0, 0)
@@ -381,7 +326,7 @@ class MasterCore:
         nothing = bytes(replicas * LOCATION_ROW.size)
         digests = np.ascontiguousarray(rows["digest"])
         slots = self.index.find(digests)
-        readable = self._readable(slots, now_ms=now_ms).tolist()
+        readable = self.objects.readable(slots, now_ms=now_ms).tolist()
         sizes, depths, raw = rows["size"].tolist(), rows["depth"].tolist(), digests.tobytes()
         order = self._placement.order(writer, self._ready(), epoch=self.stores.epoch)
         random = self.settings.placement is PlacementPolicy.RANDOM
@@ -499,15 +444,12 @@ class MasterCore:
             self._drop(np.unique(stale[stale != 0]), now_ms=now_ms)
         depths = np.array([put.depth for put in puts], np.uint16)
         tenants = np.array([put.tenant for put in puts], np.uint16)
-        slots = self.index.insert(
-            digests, locations, depths, tenants, touched_ms=(now_ms - LEASE_TTL_MS) & U32
-        )
+        slots = self.objects.insert(digests, locations, depths, tenants, now_ms=now_ms)
         for put, slot in zip(puts, slots.tolist(), strict=True):
-            if len(put.places) > 1:
-                self._replicas[slot] = put.places[1:]
+            for place in put.places[1:]:
+                self.objects.add_place(slot, place)
             if put.ttl_ms:
-                self._expires[slot] = now_ms + put.ttl_ms
-                heapq.heappush(self._expiry, (now_ms + put.ttl_ms, slot, put.generation))
+                self.objects.expire_at(slot, now_ms + put.ttl_ms)
             for store_id, _ in put.places:
                 store = self.stores.get(store_id)
                 if store is not None:
@@ -594,7 +536,7 @@ class MasterCore:
                 continue
             rows[slot] = row
             generation = Generation(int(self.index.location["generation"][slot]))
-            for store_id, _ in self._all_places(slot):
+            for store_id, _ in self.objects.places(slot):
                 store = self.stores.get(store_id)
                 if store is not None and store.state is not StoreState.GONE:
                     waits.append(((store_id, generation), row))
@@ -627,7 +569,7 @@ class MasterCore:
             store.id: store.announced[slots] for store in self._unconfirmed if store.announced is not None
         }
         columns = (locations["generation"].tolist(), footprints.tolist(), ends.tolist())
-        places = self._unindex(slots, locations)
+        places = self._unindex(slots)
         for at, (held, generation, footprint, end) in enumerate(zip(places, *columns, strict=True)):
             for place in held:
                 store = self.stores.get(place[0])
@@ -639,25 +581,16 @@ class MasterCore:
                 store.objects -= 1
                 self._release(place, generation, footprint, not_before_ms=end)
 
-    def _unindex(self, slots: Slots, locations: Locations) -> list[list[tuple[StoreId, int]]]:
+    def _unindex(self, slots: Slots) -> list[list[Place]]:
         """Forget objects; where each of them lay."""
         gone = np.empty(len(slots), GONE_ROW)
         gone["digest"] = self.index.digests(slots)
-        gone["generation"] = locations["generation"]
+        gone["generation"] = self.index.location["generation"][slots]
         self.journal.append(JournalEntry(JournalKind.GONE, gone))
-        places = [
-            [place] for place in zip(locations["store"].tolist(), locations["offset"].tolist(), strict=True)
-        ]
-        special = locations["flags"] & (ObjectFlag.REPLICATED | ObjectFlag.HAS_TTL)
-        for at in np.flatnonzero(special).tolist():
-            slot = int(slots[at])
-            places[at] += self._replicas.pop(slot, [])
-            self._expires.pop(slot, None)
         for store in self._unconfirmed:
             if store.announced is not None:
                 store.announced[slots] = False  # whatever takes these slots next is another object
-        self.index.remove(slots)
-        return places
+        return self.objects.forget(slots)
 
     def _release(
         self, place: tuple[StoreId, int], generation: Generation, footprint: int, *, not_before_ms: int
@@ -722,18 +655,17 @@ class MasterCore:
             fresh[first] = True
             fresh &= self.index.find(digests) == 0
             part_fresh = part[fresh]
-            self.index.insert(
+            self.objects.insert(
                 np.ascontiguousarray(part_fresh["digest"]),
                 part_fresh["location"],
                 part_fresh["depth"],
                 part_fresh["tenant"],
-                touched_ms=(now_ms - LEASE_TTL_MS) & U32,
+                now_ms=now_ms,
             )
             for row in part[~fresh]:
                 slot = int(self.index.find(np.ascontiguousarray(row["digest"]).reshape(1, 2))[0])
                 place = (StoreId(int(row["location"]["store"])), int(row["location"]["offset"]))
-                if place not in self._all_places(slot):
-                    self._replicas.setdefault(slot, []).append(place)
+                self.objects.add_place(slot, place)
 
     def _mount(self, conn: int, peer: _Conn, mount: m.Mount, *, now_ms: int) -> bytes:
         """Take a store node in; one that was only away keeps its id and all its objects."""
@@ -856,9 +788,7 @@ class MasterCore:
         known = int(self.index.location["generation"][slot]) if slot else 0
         if slot and known == generation:
             assert store.announced is not None
-            if (store.id, offset) not in self._all_places(slot):
-                self._replicas.setdefault(slot, []).append((store.id, offset))
-                self.index.location["flags"][slot] |= ObjectFlag.REPLICATED
+            self.objects.add_place(slot, (store.id, offset))
             store.announced[slot] = True
             store.objects += 1
         elif known > generation or generation in store.doomed or generation <= self._removed.get(digest, 0):
@@ -880,9 +810,7 @@ class MasterCore:
         locations["store"] = store.id
         locations["flags"] = rows["flags"] & PERMANENT_FLAGS
         digests = np.ascontiguousarray(rows["digest"])
-        slots = self.index.insert(
-            digests, locations, rows["depth"], rows["tenant"], touched_ms=(now_ms - LEASE_TTL_MS) & U32
-        )
+        slots = self.objects.insert(digests, locations, rows["depth"], rows["tenant"], now_ms=now_ms)
         assert store.announced is not None
         store.announced[slots] = True
         store.objects += len(rows)
@@ -893,19 +821,9 @@ class MasterCore:
             entry[name] = rows[name]
         self.journal.append(JournalEntry(JournalKind.COMPLETE, entry))
 
-    def further_places(self, slots: Slots) -> list[tuple[int, StoreId, int]]:
-        """Slot, store and offset of every replica beyond the first."""
-        if not self._replicas:
-            return []
-        return [(slot, *place) for slot in slots.tolist() for place in self._replicas.get(slot, ())]
-
     def used_bytes(self) -> int:
         """Memory of objects that are readable or being written."""
         return self.stores.capacity_bytes() - self.stores.free_bytes() - self.stores.releasing_bytes()
-
-    def _all_places(self, slot: int) -> list[tuple[StoreId, int]]:
-        row = self.index.location[slot]
-        return [(StoreId(int(row["store"])), int(row["offset"])), *self._replicas.get(slot, ())]
 
     def _announced(self, store: Store, *, now_ms: int) -> None:
         """The announcement is whole: what the journal placed there and the node does not hold is swept."""
@@ -1073,11 +991,7 @@ class MasterCore:
             self.index.maintain(SWEEP_SLICE)
 
     def _expire(self, *, now_ms: int) -> None:
-        due: list[int] = []
-        while self._expiry and self._expiry[0][0] <= now_ms and len(due) < EVICT_SLICE:
-            _, slot, generation = heapq.heappop(self._expiry)
-            if int(self.index.location[slot]["generation"]) == generation:
-                due.append(slot)
+        due = self.objects.expired(now_ms=now_ms, count_max=EVICT_SLICE)
         if due:
             self._drop(np.array(due, np.int64), now_ms=now_ms)
 
@@ -1115,31 +1029,18 @@ class MasterCore:
         store, start = self._sweeps.popleft()
         stop = min(start + SWEEP_SLICE, self.index.slots_used)
         window = np.arange(max(start, 1), stop, dtype=np.int64)
-        held = self.index.location["store"][window] == store.id
-        if self._replicas:
-            held |= (self.index.location["flags"][window] & ObjectFlag.REPLICATED) != 0
+        held = self.objects.may_lie_on(store.id, window)
         if store.announced is not None:
             held &= ~store.announced[window]
-        dead: list[int] = []
-        for slot in window[held].tolist():
-            places = self._all_places(slot)
-            if store.id not in [place[0] for place in places]:
-                continue
-            left = [place for place in places if place[0] != store.id]
-            if not left:
-                dead.append(slot)
-                continue
-            self.index.location["store"][slot], self.index.location["offset"][slot] = left[0]
-            self._replicas[slot] = left[1:]
-            if not left[1:]:
-                del self._replicas[slot]
-                self.index.location["flags"][slot] &= ~np.uint16(ObjectFlag.REPLICATED)
+        dead = [
+            slot
+            for slot in window[held].tolist()
+            if any(place[0] == store.id for place in self.objects.places(slot))
+            and not self.objects.drop_places(slot, store.id)
+        ]
         if dead:
             self.counters.swept += len(dead)
-            slots = np.array(dead, np.int64)
-            self._unindex(
-                slots, self.index.location[slots]
-            )  # no memory comes back: it is lost, or given anew
+            self._unindex(np.array(dead, np.int64))  # no memory comes back: it is lost, or given anew
         if stop < self.index.slots_used:
             self._sweeps.append((store, stop))
             return
@@ -1156,7 +1057,7 @@ class MasterCore:
         objects = dict.fromkeys(held, 0)
         for slot in np.flatnonzero(self.index.location["store"][: self.index.slots_used]).tolist():
             size, flags = self.index.location[["size", "flags"]][slot].tolist()
-            for store_id, offset in self._all_places(slot):
+            for store_id, offset in self.objects.places(slot):
                 store = self.stores.get(store_id)
                 if store is not None and (store.announced is None or store.announced[slot]):
                     held[store_id].append((offset, footprint_bytes(size, chunk_of(flags))))

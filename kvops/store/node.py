@@ -17,7 +17,7 @@ from typing import Final
 import uvloop
 
 from kvops import collector
-from kvops.errors import KvopsError, Refused, WireError
+from kvops.errors import KvopsError, Refused, Unreachable, WireError
 from kvops.files import read_secret
 from kvops.limits import CONNECTIONS_MAX
 from kvops.log import configure, log
@@ -265,7 +265,10 @@ class Node:
                 future.set_exception(error)
 
         self._loop.call_soon_threadsafe(answer)
-        return future.result(ON_LOOP_TIMEOUT_S)
+        try:
+            return future.result(ON_LOOP_TIMEOUT_S)
+        except TimeoutError:
+            raise Unreachable(f"the data loop stood still for {ON_LOOP_TIMEOUT_S} s", fix="") from None
 
     def mount(self) -> m.Mount:
         """What is offered to the master now."""

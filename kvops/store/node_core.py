@@ -106,7 +106,11 @@ class NodeCore:
             key_bytes,
         ) = fields
         digests_at = tm.WRITE_HEAD.size + key_bytes
-        if length != payload_bytes or not chunk or len(body) != digests_at + 8 * chunk_count(length, chunk):
+        if (
+            not length == payload_bytes > 0
+            or not chunk
+            or len(body) != digests_at + 8 * chunk_count(length, chunk)
+        ):
             raise WireError("a write's lengths contradict each other", fix="")
         opened = self._slots.open(
             offset=offset,
@@ -260,7 +264,12 @@ class NodeCore:
             raise WireError(f"a page of {query.limit} keys", fix=f"ask for 1 to {KEYS_PER_BATCH_MAX}")
         page, cursor = self._slots.list_keys(query.prefix.encode(), query.limit, query.cursor)
         rows = [
-            tm.KeyRow(key=s.key.decode(), size_bytes=s.size, generation=s.generation, depth=s.depth)
+            tm.KeyRow(
+                key=s.key.decode("utf-8", "backslashreplace"),
+                size_bytes=s.size,
+                generation=s.generation,
+                depth=s.depth,
+            )
             for s in page
         ]
         return wire.encode(tm.ListReply(rows=rows, cursor=cursor))

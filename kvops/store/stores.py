@@ -93,7 +93,6 @@ class StoreTable:
     def __init__(self, hide: Callable[[int, bool], None]) -> None:
         self.epoch = 1
         self._hide = hide
-        self.serving: NDArray[np.bool_] = np.zeros(STORE_COUNT_MAX + 1, np.bool_)
         self.allocators: dict[StoreId, Allocator] = {}
         self._by_id: dict[StoreId, Store] = {}
         self._last_id = 0
@@ -131,10 +130,7 @@ class StoreTable:
         return store
 
     def _show(self, store: Store) -> None:
-        serving = store.state in SERVING
-        if self.serving[store.id] != serving or not serving:
-            self._hide(store.id, not serving)
-        self.serving[store.id] = serving
+        self._hide(store.id, store.state not in SERVING)
         self.epoch += 1
 
     def _free_id(self) -> int:
