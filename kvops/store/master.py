@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -46,6 +47,8 @@ SPIN_S: Final = 50e-6  # longer than the last pause: pauses of one caller are al
 PAUSE_S_MAX: Final = 200e-6  # a batch of 1,000 keys keeps its caller busy for about 150
 WORK_INTERVAL_S: Final = 0.002  # between slices, while there is work
 IDLE_INTERVAL_S: Final = 0.02
+PREPARE_INTERVAL_S: Final = 0.02
+PREPARE_SLOTS: Final = 65_536  # ahead of the index; 5 MB
 SNAPSHOT_PAUSE_S: Final = 10.0  # between two attempts
 INTERNAL_ERROR: Final = 70  # EX_SOFTWARE of sysexits.h
 STALLED_S: Final = 2.0  # a loop that has not ticked for this long is not ready
@@ -191,11 +194,15 @@ class Master:
         await rpc.set_serving(True)
         log.info("master.started", term=term, recovered=recovered, **self._addresses)
         collector.settle()
+        ended = threading.Event()
+        preparing = threading.Thread(target=self._prepare, args=(ended,), name="prepare", daemon=True)
+        preparing.start()
         notify_ready(self._addresses, status=f"serving, term {term}")
         await self._stop.wait()
         self._ready = False
         notify("STOPPING=1")
         log.info("master.stopping")
+        ended.set()
         ticks.cancel()
         for server in servers:
             server.close()
@@ -208,6 +215,14 @@ class Master:
         if self.config.unix_path:
             Path(self.config.unix_path).unlink(missing_ok=True)
         return self._exit_code
+
+    def _prepare(self, ended: threading.Event) -> None:
+        """Keep a little memory ahead of the index, off the loop."""
+        try:
+            while not ended.wait(PREPARE_INTERVAL_S):
+                self.core.index.prepare(PREPARE_SLOTS)
+        except OSError as error:
+            log.warning("index.unprepared", error=error.strerror)  # it grows all the same, with longer pauses
 
     async def _listen(self) -> tuple[list[asyncio.Server], RpcServer, HttpServer]:
         loop = asyncio.get_running_loop()
@@ -283,7 +298,7 @@ class Master:
     def after_request(self, now: int) -> None:
         """What a request left to do: frames to others, events, a slice of work."""
         self._send()
-        if self.core.has_work:
+        if self.core.work_due(now):
             self._slice(now)
             if self._snapshot is not None and self._snapshot.step():
                 self._snapshot = None

@@ -978,8 +978,16 @@ class MasterCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether ``work`` should be called soon, and after answers, rather than now and then."""
+        """Whether there is background work to do, soon or at once."""
         return bool(self._sweeps) or self._evicting or self._pressure_bytes > 0 or self.index.growing
+
+    def work_due(self, now_ms: int) -> bool:
+        """Whether ``work`` should be called now, after an answer, rather than at the next tick."""
+        if self._sweeps or self.index.growing:
+            return True
+        if self._pressure_bytes:
+            return now_ms > self._last_evict_ms
+        return self._evicting and now_ms - self._last_evict_ms >= EVICT_INTERVAL_MS
 
     def work(self, *, now_ms: int) -> None:
         """One slice of background work, at most about 0.3 ms."""
