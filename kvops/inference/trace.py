@@ -162,14 +162,14 @@ def read_trace(path: str, *, requests: int | None = None) -> list[Request]:
         with sys.stdin.buffer if path == "-" else Path(path).open("rb") as stream:
             found = list(itertools.islice(iter_requests(stream, name=name), limit))
     except OSError as error:
-        fix = "name a readable trace, or generate one: kvops workload synth --output trace.jsonl"
+        fix = "name a readable trace, or generate one: kvops workload synth --to trace.jsonl"
         raise ParseError(f"{name}: cannot be read: {error.strerror}", fix=fix) from None
     if len(found) > REQUESTS_MAX:
         fix = f"replay a part of it: --requests N, at most {REQUESTS_MAX}"
         raise ParseError(f"{name}: more than {REQUESTS_MAX} requests", fix=fix)
     if not found:
         raise ParseError(
-            f"{name}: no request in it", fix="generate one: kvops workload synth --output trace.jsonl"
+            f"{name}: no request in it", fix="generate one: kvops workload synth --to trace.jsonl"
         )
     return found
 

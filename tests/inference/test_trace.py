@@ -89,7 +89,7 @@ def test_no_trace_is_an_error_with_a_way_out(tmp_path: Path, content: bytes | No
     if content is not None:
         path.write_bytes(content)
 
-    with pytest.raises(ParseError, match="kvops workload synth"):
+    with pytest.raises(ParseError, match=r"kvops workload synth --to trace\.jsonl"):
         read_trace(str(path))
 
 
