@@ -157,7 +157,7 @@ def _phase_texts(one: Phase) -> dict[str, str]:
     return {
         "requests answered": f"{one.requests:,}",
         "blocked requests": f"{one.blocked:,}",
-        "slow requests": f"{one.slow:,}",
+        "slow reads": f"{one.slow:,}",
         "wrong bytes": f"{one.wrong_bytes:,}",
         "bytes checked": size(one.bytes_checked),
         "token hit ratio": _share(one.hit_ratio),

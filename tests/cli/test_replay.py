@@ -211,6 +211,7 @@ def test_the_demo_runs_from_start_to_stop(run: Run, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert [f"[{step}/5]" in done.stdout + done.stderr for step in range(1, 6)] == [True] * 5
     assert "0 processes left" in done.stdout
+    assert "TTFT p99, ms" in done.stdout, "what the fault cost must not be in the report alone"
     assert "store-2 killed in the middle" in report.read_text()
     assert list(tmp_path.glob("kvops-demo-*")) == []
     assert "demo" not in run("--help").stdout
