@@ -31,3 +31,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """What completion in a Python shell offers: also what is not imported yet."""
+    return sorted({*globals(), *__all__})

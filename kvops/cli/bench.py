@@ -71,7 +71,7 @@ def _benchmark(name: str, text: str, *extra: Callable[[Any], Any]) -> None:
 
 def _with_options(name: str, text: str, measure: Callable[..., int], *extra: Callable[[Any], Any]) -> None:
     decorators = (
-        command.command(name, help=text),
+        command.command(name, help=f"{text}\n\n    \b\n    Example:\n      kvops bench {name} --quick"),
         *extra,
         click.option("--quick", is_flag=True, help="A few seconds, for CI: the order of magnitude only."),
         click.option(

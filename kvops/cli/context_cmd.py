@@ -101,7 +101,12 @@ def show(settings: Settings, name: str | None) -> None:
     name = name or str(configuration.group.value)
     rows = [row for row in _rows(configuration) if row["name"] == name]
     if not rows:
-        raise UsageError(f"there is no context or local group {name}", fix="see kvops context list")
+        fix = (
+            "start it: kvops start, or see kvops context list"
+            if name == "local"
+            else "see kvops context list"
+        )
+        raise UsageError(f"there is no context or local group {name}", fix=fix)
     Output(settings).rows("contexts", COLUMNS, rows)
 
 

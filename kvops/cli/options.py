@@ -18,6 +18,7 @@ else:
 
 FORMATS: Final = ("table", "wide", "json", "jsonl", "name", "tsv")
 HELP_WIDTH: Final = 100
+SENTENCE_MAX: Final = 200  # of a command in its group's list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +219,16 @@ class Group(_Shared, click.Group):
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click's, with whole sentences: they wrap, and are not cut after 45 characters."""
+        names = self.list_commands(ctx)
+        found = [(name, one) for name in names if (one := self.get_command(ctx, name)) and not one.hidden]
+        if found:
+            with formatter.section("Commands"):
+                formatter.write_dl(
+                    [(name, one.get_short_help_str(limit=SENTENCE_MAX)) for name, one in found]
+                )
 
 
 def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
