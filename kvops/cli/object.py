@@ -26,14 +26,14 @@ _UNREACHED: Final = ("TIMEOUT", "STORE_DOWN", "MASTER_DOWN", "BREAKER_OPEN")
 _REFUSED: Final = ("NO_SPACE", "REFUSED")
 _FIX: Final = {
     "EXISTS": "another writer is putting it; try again",
-    "MISS": "it was never put, or has been evicted",
+    "MISS": "it was never put, has been evicted, or was lost with its store: kvops events",
     "TIMEOUT": "see kvops status; --timeout waits longer",
     "STORE_DOWN": "see kvops status",
     "MASTER_DOWN": "see kvops status",
     "BREAKER_OPEN": "see kvops status and kvops events",
     "CORRUPT": "the bytes read were not those that were put; see kvops events",
     "STALE": "its memory was given to another object meanwhile; try again",
-    "NO_SPACE": "start another store node, or remove objects",
+    "NO_SPACE": "see kvops object stats: it needs room on as many ready stores as --replicas says",
     "REFUSED": "see kvops logs",
 }
 
