@@ -12,6 +12,8 @@ GIB: Final = 1 << 30
 LEASE_TTL_MS: Final = 1_000  # a reader may hold memory this long after its lookup
 LEASE_MARGIN_MS: Final = 50  # clocks of client and master may run apart by this much in one lease
 PUT_TTL_MS: Final = 30_000  # a put without put_end for this long is a dead writer's
+TTL_MS_MAX: Final = 0xFFFFFFFF  # 49 days; a u32 on the wire
+DEADLINE_MS_MAX: Final = 86_400_000  # of one call of a client; poll(2) takes no more than 24 days
 BEAT_INTERVAL_MS: Final = 250  # store → master
 STORE_TTL_MS: Final = 2_000  # a store that was silent this long is unmounted
 CONNECT_TIMEOUT_MS: Final = 1_000
@@ -27,6 +29,7 @@ DEPTH_MAX: Final = 65_535
 PROCESSING_MAX: Final = 1_000_000  # puts under way at one master
 CONNECTIONS_MAX: Final = 4_096  # at one master or store
 KEY_BYTES_MAX: Final = 1_024  # UTF-8 of one key
+TENANT_MAX: Final = 65_535
 
 # Sizes, in bytes.
 DIGEST_BYTES: Final = 16  # of a key

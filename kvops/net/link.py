@@ -63,7 +63,7 @@ class Address(msgspec.Struct, frozen=True):
         if text.startswith("/"):
             return cls(text, 0)
         host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isdigit() or int(port) > 65_535:
+        if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
             raise Unreachable(f"{text!r} is not an address", fix="write host:port")
         return cls(host.strip("[]"), int(port))
 

@@ -19,6 +19,9 @@ from kvops.store.breaker import Breaker, Failure
 from kvops.store.model import Reason, StoreInfo
 from kvops.transfer.shm import Mapping
 
+PATIENCE_S: Final = (
+    0.002  # a call that had less time than this says nothing about the peer it did not hear from
+)
 PROBE_TIMEOUT_S: Final = CONNECT_TIMEOUT_MS / 1_000
 IDLE_LINKS_MAX: Final = (
     16  # kept for the next call; more than that many calls at once open and close their own
@@ -103,12 +106,16 @@ class MasterChannel:
         """
         if not self.breaker.allow():
             raise Trouble(Reason.BREAKER_OPEN)
+        began = time.monotonic()
+        if began >= deadline:
+            raise Trouble(Reason.TIMEOUT)
         try:
             answer = self.attempt(kind, body, deadline=deadline)
         except Unreachable as error:
             self.last_error = str(error)
             late = time.monotonic() >= deadline
-            self.breaker.record(Failure.TIMEOUT if late else Failure.REFUSED, now_ms=now_ms())
+            if not late or deadline - began >= PATIENCE_S:
+                self.breaker.record(Failure.TIMEOUT if late else Failure.REFUSED, now_ms=now_ms())
             raise Trouble(Reason.TIMEOUT if late else Reason.MASTER_DOWN) from error
         self.breaker.record(None, now_ms=now_ms())
         return answer

@@ -8,7 +8,9 @@ trouble is an outcome per key. Probes, reports and clean-up run in the pool's ca
 from __future__ import annotations
 
 import os
+import re
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -22,6 +24,7 @@ import numpy as np
 from kvops.errors import ClosedPool, Unreachable, UsageError, WrongBuffer
 from kvops.files import read_secret
 from kvops.limits import (
+    DEADLINE_MS_MAX,
     DIGEST_BYTES,
     KEYS_PER_BATCH_MAX,
     KEYS_PER_FRAME_MAX,
@@ -29,7 +32,6 @@ from kvops.limits import (
     OBJECT_BYTES_MAX,
     PART_CHUNK_BYTES,
     PUTS_PER_FRAME_MAX,
-    REPLICAS_MAX,
 )
 from kvops.net import wire
 from kvops.net.auth import Hello
@@ -38,9 +40,9 @@ from kvops.net.wire import Kind, decode
 from kvops.store import messages as m
 from kvops.store.breaker import Failure, RetryBudget
 from kvops.store.caretaker import Caretaker
-from kvops.store.channel import Identity, MasterChannel, StoreChannel, Trouble, now_ms
+from kvops.store.channel import PATIENCE_S, Identity, MasterChannel, StoreChannel, Trouble, now_ms
 from kvops.store.client_core import MISS, Located, PutPlan, ReadPlan
-from kvops.store.keys import NAMESPACE_DEFAULT, index_digests, key_bytes
+from kvops.store.keys import NAMESPACE_BYTES, NAMESPACE_DEFAULT, index_digests, key_bytes
 from kvops.store.messages import RemoveStatus
 from kvops.store.model import LOCATION, Locations, ObjectFlag, Outcome, PutOptions, Reason, StoreInfo, View
 from kvops.transfer import messages as tm
@@ -53,6 +55,9 @@ DEADLINE_MS_DEFAULT: Final = 200
 STALLED_S: Final = 0.1  # a store that moved nothing for this long before the deadline is counted as hung
 END_RESERVE_S: Final = 0.02  # of a put's time is kept for telling the master
 TRANSPORTS: Final = ("shm", "tcp")
+CURSOR_DIGITS_MAX: Final = 15  # of a place in a segment
+NAME_BYTES_MAX: Final = 255  # of a client and its host
+_FIELD_NAMES: Final = re.compile(":[^:]*:")  # in a buffer's format: PEP 3118
 
 
 class Pool:
@@ -64,7 +69,7 @@ class Pool:
         identity: Identity,
         *,
         namespace: bytes,
-        deadline_ms: int,
+        deadline_ms: float,
         transports: Sequence[str],
         transports_between_hosts: Sequence[str],
     ) -> None:
@@ -263,10 +268,11 @@ class Pool:
             self._caretaker.wake()
         for channel, job in jobs:
             if isinstance(job, ReadJob):
-                self._judge(channel, groups[channel.info.id], job, began)
+                self._judge(channel, groups[channel.info.id], job, began, until)
             elif job.link.state is not LinkState.READY:
                 late = until.left(time.monotonic()) <= 0
-                self._failed(channel, Failure.TIMEOUT if late else Failure.REFUSED)
+                if not late or until.deadline - began >= PATIENCE_S:
+                    self._failed(channel, Failure.TIMEOUT if late else Failure.REFUSED)
 
     def _judge(
         self,
@@ -274,6 +280,7 @@ class Pool:
         slices: Iterable[ReadSlice | WriteSlice],
         job: ReadJob | WriteJob,
         began: float,
+        until: Until,
     ) -> None:
         """Tell the store's breaker how it went; keep the link if it is in order."""
         states = {piece.state for piece in slices}
@@ -281,7 +288,8 @@ class Pool:
             self._failed(channel, Failure.REFUSED)
         elif SliceState.LATE in states:
             now = time.monotonic()
-            if now - max(job.progress_at, began) >= min(STALLED_S, (now - began) / 2):
+            stalled = now - max(job.progress_at, began) >= min(STALLED_S, (now - began) / 2)
+            if stalled and until.deadline - began >= PATIENCE_S:
                 self._failed(channel, Failure.TIMEOUT)
         else:
             channel.breaker.record(None, now_ms=now_ms())
@@ -373,8 +381,6 @@ class Pool:
         options = options or PutOptions()
         if not len(keys) == len(buffers) == len(depths if depths is not None else keys):
             raise UsageError("keys, buffers and depths differ in number", fix="give one of each a key")
-        if not 1 <= options.replicas <= REPLICAS_MAX:
-            raise UsageError(f"{options.replicas} replicas", fix=f"ask for 1 to {REPLICAS_MAX}")
         texts = [key_bytes(key) for key in keys]
         views = [_readable(buffer) for buffer in buffers]
         outcomes: list[Outcome] = []
@@ -468,9 +474,10 @@ class Pool:
                 _fail(slices)
                 self._failed(channel, Failure.REFUSED)
         began = time.monotonic()
-        drive([job for _, job in jobs], Until(deadline))
+        until = Until(deadline)
+        drive([job for _, job in jobs], until)
         for channel, job in jobs:
-            self._judge(channel, groups[channel.info.id], job, began)
+            self._judge(channel, groups[channel.info.id], job, began, until)
 
     def remove(self, key: str, *, deadline_ms: int | None = None) -> Outcome:
         """
@@ -548,9 +555,14 @@ class Pool:
 
         Raises:
             Unreachable: The master or a store did not answer in time.
-            UsageError: No store of that name, or not a cursor.
+            UsageError: No store of that name, or not a cursor, or not a prefix of any key.
         """
         deadline = self._begin(deadline_ms)
+        first, at = _place_of(cursor)
+        if limit < 1:
+            raise UsageError(f"a page of {limit} keys", fix="ask for one at least")
+        if prefix:
+            key_bytes(prefix)
         self.refresh(deadline, must=True)
         channels = sorted(self._stores_now(), key=lambda channel: channel.info.name)
         if store is not None:
@@ -558,10 +570,6 @@ class Pool:
             channels = [channel for channel in channels if channel.info.name == store]
             if not channels:
                 raise UsageError(f"no store {store!r}; there are: {names}", fix="kvops status")
-        first, _, position = cursor.rpartition("@")
-        if cursor and not (first and position.isdigit()):
-            raise UsageError(f"{cursor!r} is no cursor", fix="pass the one that the last page gave")
-        at = int(position or 0)
         rows: list[dict[str, Any]] = []
         for channel in channels:
             name = channel.info.name
@@ -703,7 +711,10 @@ class Pool:
     def _begin(self, deadline_ms: int | None) -> float:
         if self._closed:
             raise ClosedPool("the pool is closed", fix="connect again")
-        return time.monotonic() + (self._deadline_ms if deadline_ms is None else deadline_ms) / 1_000
+        ms: float = self._deadline_ms if deadline_ms is None else deadline_ms
+        if not 0 <= ms <= DEADLINE_MS_MAX:
+            ms = _bounded(ms)
+        return time.monotonic() + ms / 1_000
 
     def _digests(self, keys: Sequence[str]) -> bytes:
         if len(keys) > KEYS_PER_BATCH_MAX:
@@ -802,25 +813,52 @@ def connect(
     for transport in (*transports, *(transports_between_hosts or ())):
         if transport not in TRANSPORTS:
             raise UsageError(f"no transport {transport!r}", fix=f"choose from {', '.join(TRANSPORTS)}")
+    if not transports:
+        raise UsageError("no transport is allowed", fix=f"choose from {', '.join(TRANSPORTS)}")
+    if len(namespace) != NAMESPACE_BYTES:
+        raise UsageError(f"a namespace of {len(namespace)} B", fix="pass what namespace_digest() returned")
+    if numa_node < 0:
+        raise UsageError(f"NUMA node {numa_node}", fix="count from 0")
+    try:
+        addresses = [Address.parse(text) for text in listed]
+    except Unreachable as error:
+        raise UsageError(error.what, fix=error.fix) from None
     secret = read_secret(Path(secret_file) if secret_file is not None else local_secret(group))
     hello = Hello(
         role="client",
         group=group,
-        name=name or f"{Path(os.sys.argv[0]).name or 'python'}",  # type: ignore[attr-defined]
-        host=host or socket.gethostname(),
+        name=_name("name", name) if name else _program(),
+        host=_name("host", host or socket.gethostname()),
         numa_node=numa_node,
         pid=os.getpid(),
         boot_id=boot_id(),
         nonce=os.urandom(16),
     )
     return Pool(
-        [Address.parse(text) for text in listed],
+        addresses,
         Identity(hello=hello, secret=secret),
         namespace=namespace,
-        deadline_ms=deadline_ms,
+        deadline_ms=_bounded(deadline_ms),
         transports=transports,
         transports_between_hosts=transports if transports_between_hosts is None else transports_between_hosts,
     )
+
+
+def _name(what: str, text: str) -> str:
+    """A name that fits the handshake."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"the {what} {text!r} cannot be written as UTF-8", fix="choose another") from None
+    if size > NAME_BYTES_MAX:
+        raise UsageError(f"a {what} of {size} B", fix=f"at most {NAME_BYTES_MAX}")
+    return text
+
+
+def _program() -> str:
+    """What the running program is called, whatever bytes that is made of."""
+    name = Path(sys.argv[0] if sys.argv else "").name or "python"
+    return name.encode("utf-8", "replace")[:NAME_BYTES_MAX].decode("utf-8", "ignore")
 
 
 def boot_id() -> str:
@@ -835,6 +873,22 @@ def local_secret(group: str) -> Path:
         state_home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
         base = f"{state_home}/kvops"
     return Path(base) / "groups" / group / "secret"
+
+
+def _bounded(deadline_ms: float) -> float:
+    """A deadline that poll(2) can wait for: none that is over already is further in the past than others."""
+    if deadline_ms != deadline_ms:
+        raise UsageError("a deadline that is no number", fix="pass milliseconds")
+    return min(max(deadline_ms, 0), DEADLINE_MS_MAX)
+
+
+def _place_of(cursor: str) -> tuple[str, int]:
+    """Where a page of ``ls`` begins: the store's name, and the place in it."""
+    name, _, place = cursor.rpartition("@")
+    digits = place.isascii() and place.isdigit() and len(place) <= CURSOR_DIGITS_MAX
+    if cursor and not (name and digits):
+        raise UsageError(f"{cursor!r} is no cursor", fix="pass the one that the last page gave")
+    return name, int(place or 0)
 
 
 def _frames(data: bytes, size: int) -> list[bytes]:
@@ -865,8 +919,12 @@ def _readable(buffer: Any) -> memoryview:
 def _bytes_of(buffer: Any) -> memoryview:
     try:
         view = memoryview(buffer)
-        return view if view.itemsize == 1 and view.ndim == 1 and view.c_contiguous else view.cast("B")
-    except TypeError as error:
+        if view.format == "B" and view.ndim == 1 and view.c_contiguous:
+            return view
+        if "O" in _FIELD_NAMES.sub("", view.format):
+            raise WrongBuffer("a buffer of Python objects", fix="give an array of numbers")
+        return view.cast("B")
+    except (TypeError, ValueError, BufferError) as error:
         raise WrongBuffer(
             f"not a contiguous buffer: {error}", fix="give bytes, a numpy array or a memoryview"
         ) from error

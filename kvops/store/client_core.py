@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from kvops.errors import UsageError
 from kvops.limits import CHUNK_BYTES, DEPTH_MAX, DIGEST_BYTES, PART_CHUNK_BYTES
 from kvops.store import messages as m
 from kvops.store.keys import key_digest
@@ -238,11 +239,18 @@ class PutPlan:
             options: For all of them.
             depths: In their prefix chains.
             part: Offset of the one view in the object, and the object's size.
+
+        Raises:
+            UsageError: A depth is no number.
         """
         self.outcomes = [MISS] * len(keys)
         self._namespace, self._keys, self._texts, self._views = namespace, keys, texts, views
         self._digests, self._options, self._part = digests, options, part
-        self._depths = [min(max(depth, 0), DEPTH_MAX) for depth in depths] if depths else [0] * len(keys)
+        try:
+            given = [0] * len(keys) if depths is None else depths
+            self._depths = [min(max(depth, 0), DEPTH_MAX) for depth in given]
+        except TypeError:
+            raise UsageError("a depth that is no number", fix="pass whole numbers, 0 for the first") from None
         self._grants: list[_Grant] = []
         self._ends: list[_Grant] = []
 

@@ -92,6 +92,8 @@ def index_digests(namespace: bytes, keys: Iterable[str]) -> bytes:
         return b"".join(map(xxh3_128_digest, map(_encode, keys), repeat(_seed(namespace))))
     except UnicodeEncodeError as error:
         raise _not_text(error) from None
+    except TypeError as error:
+        raise _no_text(error) from None
 
 
 def index_digest(namespace: bytes, key: str) -> bytes:
@@ -139,9 +141,11 @@ def key_bytes(key: str) -> bytes:
         UsageError: The key is empty, longer than ``KEY_BYTES_MAX``, or cannot be written as UTF-8.
     """
     try:
-        text = key.encode()
+        text = _encode(key)
     except UnicodeEncodeError as error:
         raise _not_text(error) from None
+    except TypeError as error:
+        raise _no_text(error) from None
     if not 0 < len(text) <= KEY_BYTES_MAX:
         raise UsageError(
             f"a key of {len(text)} B; a key has 1 to {KEY_BYTES_MAX} B of UTF-8",
@@ -155,3 +159,7 @@ def _not_text(error: UnicodeEncodeError) -> UsageError:
         f"key {error.object[:40]!r} cannot be written as UTF-8: character {error.start} is a lone surrogate",
         fix="decode file names with errors='backslashreplace', or use their digest as key",
     )
+
+
+def _no_text(error: TypeError) -> UsageError:
+    return UsageError(f"a key that is no text: {error}", fix="pass keys as str")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import index
 from typing import Final, NewType
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from kvops.errors import UsageError
+from kvops.limits import REPLICAS_MAX, TENANT_MAX, TTL_MS_MAX
 
 StoreId = NewType("StoreId", int)
 """A mount of one store node at one master: a restarted node gets a new one. 1 to 65,535."""
@@ -80,13 +84,32 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutOptions:
-    """How an object is to be kept."""
+    """
+    How an object is to be kept.
+
+    Raises:
+        UsageError: A number is none, or beyond what the wire carries.
+    """
 
     replicas: int = 1
     soft_pin: bool = False
     hard_pin: bool = False
     ttl_ms: int = 0  # 0: until evicted
     tenant: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse here what would otherwise fail somewhere below."""
+        for name, value, least, most in (
+            ("replicas", self.replicas, 1, REPLICAS_MAX),
+            ("ttl_ms", self.ttl_ms, 0, TTL_MS_MAX),
+            ("tenant", self.tenant, 0, TENANT_MAX),
+        ):
+            try:
+                fits = least <= index(value) <= most
+            except TypeError:
+                fits = False
+            if not fits:
+                raise UsageError(f"{name} {value!r}", fix=f"use a whole number from {least} to {most}")
 
 
 class PlacementPolicy(StrEnum):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvops import PutOptions
@@ -152,6 +153,38 @@ def test_buffers_of_another_size(pool: LocalPool, prefix: str) -> None:
     ]
     assert small == bytes(99)
     assert large == b"x" * 100 + b"\0"
+
+
+@pytest.mark.parametrize("transports", [["shm"], ["tcp"]], ids="+".join)
+@pytest.mark.parametrize("kind", ["int8", "bool", "float16", "S1", ">f4"])
+def test_buffers_of_any_numbers(pool: LocalPool, prefix: str, transports: list[str], kind: str) -> None:
+    """Arrays of whatever numbers, of one byte or more, are filled as bytes are."""
+    with pool.connect(transports=transports) as client:
+        key, size = f"{prefix}{kind}", 3 * 65_536
+        whole, some = (np.zeros(length // np.dtype(kind).itemsize, kind) for length in (size, 65_536))
+        assert client.put(key, np.frombuffer(page(key, size), kind)).ok
+
+        (outcome,) = client.batch_get_into([key], [whole])
+        ranged = [client.get_range_into(key, some, offset=at) for at in (65_536, 1_000)]
+
+        assert outcome.ok
+        assert whole.tobytes() == page(key, size)
+        assert [outcome.reason for outcome in ranged] == [Reason.HIT] * 2
+        assert some.tobytes() == page(key, size)[1_000 : 1_000 + 65_536]
+
+
+def test_calls_without_time_say_nothing_about_a_store(pool: LocalPool, prefix: str) -> None:
+    """Readers whose time was over before they asked do not open a store's breaker for those who have some."""
+    with pool.connect(transports=["tcp"]) as client:
+        key = f"{prefix}key"
+        assert client.put(key, page(key, MIB)).ok
+
+        for _ in range(20):
+            read(client, [key], MIB, deadline_ms=1)
+            client.put(f"{key}2", page(key, MIB), deadline_ms=0)
+
+        assert {store["breaker"] for store in client.health()["stores"]} == {"closed"}
+        assert read(client, [key], MIB)[0].ok
 
 
 def test_parts_by_several_ranks(pool: LocalPool, prefix: str) -> None:
