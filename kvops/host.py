@@ -1,10 +1,10 @@
 """
 One machine as kvops sees it: read a file, list a folder, run a program.
 
-Three kinds share the protocol :class:`Host`: this machine, a machine over SSH, and a saved snapshot of either. None of
-them raises for what a look at a strange machine may meet (no such file, no permission, no such program, a program that
-hangs): the answer carries it as a :class:`Sight`, because "absent", "unreadable" and "not collected" are three different
-facts and none of them means zero.
+Three kinds share the protocol :class:`Host`: this machine, a machine over SSH, and a saved snapshot of
+either. None of them raises for what a look at a strange machine may meet (no such file, no permission, no
+such program, a program that hangs): the answer carries it as a :class:`Sight`, because "absent",
+"unreadable" and "not collected" are three different facts and none of them means zero.
 
 The snapshot format is one folder (or tar) a host::
 
@@ -175,7 +175,11 @@ class LocalHost:
             stdout, stderr, timed_out = _drain(process, timeout_s)
         if timed_out:
             return CommandResult(
-                argv=argv, stdout=stdout, stderr=stderr, sight=Sight.TIMED_OUT, detail=f"gave up after {timeout_s:g} s"
+                argv=argv,
+                stdout=stdout,
+                stderr=stderr,
+                sight=Sight.TIMED_OUT,
+                detail=f"gave up after {timeout_s:g} s",
             )
         return CommandResult(argv=argv, stdout=stdout, stderr=stderr, return_code=process.returncode)
 
@@ -185,7 +189,10 @@ def _drain(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[str, str
     assert process.stdout is not None
     assert process.stderr is not None
     deadline = time.monotonic() + timeout_s
-    buffers: dict[int, bytearray] = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    buffers: dict[int, bytearray] = {
+        process.stdout.fileno(): bytearray(),
+        process.stderr.fileno(): bytearray(),
+    }
     open_fds = list(buffers)
     timed_out = False
     while open_fds:
@@ -209,13 +216,16 @@ def _drain(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[str, str
         with contextlib.suppress(ProcessLookupError):  # it ended between the look and the signal
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    out, err = (bytes(buffers[pipe.fileno()]).decode("utf-8", "replace") for pipe in (process.stdout, process.stderr))
+    out, err = (
+        bytes(buffers[pipe.fileno()]).decode("utf-8", "replace") for pipe in (process.stdout, process.stderr)
+    )
     return out, err, timed_out
 
 
 class SshHost:
     """
-    A machine over SSH. Host keys must be known: an unknown or changed key refuses, as ``ssh`` does in batch mode.
+    A machine over SSH. Host keys must be known: an unknown or changed key refuses, as ``ssh`` does in batch
+    mode.
 
     Raises:
         AuthFailed: The key of the host, or ours, is not accepted.
@@ -257,12 +267,19 @@ class SshHost:
             )
         except (paramiko.BadHostKeyException, paramiko.AuthenticationException) as error:
             self._client.close()
-            raise AuthFailed(f"{self._name}: {error}", fix=f"check the keys with: ssh -p {port} {address} true") from error
+            raise AuthFailed(
+                f"{self._name}: {error}", fix=f"check the keys with: ssh -p {port} {address} true"
+            ) from error
         except (paramiko.SSHException, OSError, EOFError) as error:
             self._client.close()
-            hint = "add its key with ssh-keyscan after checking it" if "not found in known_hosts" in str(error) else ""
+            hint = (
+                "add its key with ssh-keyscan after checking it"
+                if "not found in known_hosts" in str(error)
+                else ""
+            )
             raise Unreachable(
-                f"{self._name}: {error or type(error).__name__}", fix=hint or f"try: ssh -p {port} {address} true"
+                f"{self._name}: {error or type(error).__name__}",
+                fix=hint or f"try: ssh -p {port} {address} true",
             ) from error
 
     @property
@@ -303,7 +320,9 @@ class SshHost:
             stdout, stderr, ended = _drain_channel(channel, deadline, limit)
             if not ended:
                 channel.close()
-                return CommandResult(argv=argv, sight=Sight.TIMED_OUT, detail=f"gave up after {timeout_s:g} s")
+                return CommandResult(
+                    argv=argv, sight=Sight.TIMED_OUT, detail=f"gave up after {timeout_s:g} s"
+                )
             code = channel.recv_exit_status()
         except (OSError, EOFError, KvopsError) as error:
             return CommandResult(argv=argv, sight=Sight.TIMED_OUT, detail=str(error) or type(error).__name__)
@@ -357,17 +376,35 @@ class SnapshotFiles(Protocol):
 
 
 class FolderFiles:
-    """A snapshot's files in a folder on disk, read when asked for. Links that lead out of it are not followed."""
+    """A snapshot's files in a folder on disk, read when asked for. Symbolic links are not followed."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = os.path.realpath(folder)  # noqa: PTH118
+        self._folder = os.path.realpath(folder)
+        self._names: dict[str, frozenset[str] | None] = {}
 
-    def _path(self, name: str) -> str | None:
-        path = f"{self._folder}/{name}"
-        real = os.path.realpath(path)  # noqa: PTH118
-        return path if real == self._folder or real.startswith(self._folder + "/") else None
+    def _list(self, name: str) -> frozenset[str] | None:
+        """
+        Names inside a folder, remembered: most questions are about files that are not there.
+
+        Symbolic links are left out, and so is whatever lies behind one: in a snapshot links are data of meta.json.
+        """
+        if name not in self._names:
+            parent, _, last = name.rpartition("/")
+            above = self._list(parent) if name else frozenset({last})
+            self._names[name] = None
+            if above is not None and last in above:
+                try:
+                    with os.scandir(f"{self._folder}/{name}") as entries:
+                        self._names[name] = frozenset(e.name for e in entries if not e.is_symlink())
+                except (OSError, ValueError):
+                    pass  # no folder: the same as not there
+        return self._names[name]
 
     def get(self, name: str) -> bytes | None:
+        parent, _, last = name.rpartition("/")
+        names = self._list(parent)
+        if names is None or last not in names:
+            return None
         path = f"{self._folder}/{name}"
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -387,13 +424,8 @@ class FolderFiles:
             os.close(fd)
 
     def children(self, name: str) -> tuple[str, ...] | None:
-        path = self._path(name)
-        if path is None:
-            return None
-        try:
-            return tuple(os.listdir(path))  # noqa: PTH208
-        except (OSError, ValueError):
-            return None
+        names = self._list(name)
+        return None if names is None else tuple(names)
 
 
 class MemoryFiles:
@@ -429,8 +461,8 @@ class SnapshotHost:
         meta: The decoded ``meta.json`` (already checked to be an object).
         files: Where the rest lies.
 
-    Source: the rules of the format. A path is resolved through ``links`` component by component; then ``errors``, then
-    the file, then "inside scope means absent", then "not collected".
+    Source: the rules of the format. A path is resolved through ``links`` component by component; then
+    ``errors``, then the file, then "inside scope means absent", then "not collected".
     """
 
     meta: dict[str, Any]
@@ -439,16 +471,17 @@ class SnapshotHost:
     _children: dict[str, set[str]] = field(default_factory=dict)
     _links: dict[str, str] = field(default_factory=dict)
     _errors: dict[str, str] = field(default_factory=dict)
-    _scope: tuple[str, ...] = ()
-    _left_out: tuple[str, ...] = ()
+    _covered: dict[str, bool] = field(default_factory=dict)
+    _readings: dict[tuple[str, int], Reading] = field(default_factory=dict)
     _gone: frozenset[str] = frozenset()
     _argv: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._links = _string_map(self.meta, "links")
         self._errors = _string_map(self.meta, "errors")
-        self._scope = _strings(self.meta, "scope")
-        self._left_out = _strings(self.meta, "not_collected")
+        # Below a path of the scope everything was collected, below one that was left out nothing was.
+        self._covered = {path.rstrip("/"): True for path in _strings(self.meta, "scope")}
+        self._covered |= {path.rstrip("/"): False for path in _strings(self.meta, "not_collected")}
         self._gone = frozenset(_strings(self.meta, "gone"))
         for path in (*self._links, *self._errors, *(path for path, _ in self.devices())):
             child = path
@@ -461,7 +494,9 @@ class SnapshotHost:
         for name, entry in commands.items():
             argv = entry.get("argv") if isinstance(entry, dict) else None
             if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
-                raise ConfigError(f'meta.json: "cmd" entry {name!r} has no list "argv"', fix="collect the snapshot again")
+                raise ConfigError(
+                    f'meta.json: "cmd" entry {name!r} has no list "argv"', fix="collect the snapshot again"
+                )
             self._argv[tuple(argv)] = name
 
     @property
@@ -501,7 +536,9 @@ class SnapshotHost:
         full = f"{self.resolve(parent, _depth) if parent else ''}/{last}"
         target = self._links.get(full)
         if target is not None and _depth < LINK_DEPTH_MAX:
-            full = self.resolve(posixpath.normpath(posixpath.join(posixpath.dirname(full), target)), _depth + 1)
+            full = self.resolve(
+                posixpath.normpath(posixpath.join(posixpath.dirname(full), target)), _depth + 1
+            )
         self._resolved[path] = full
         return full
 
@@ -520,12 +557,25 @@ class SnapshotHost:
     def sight_of(self, path: str) -> tuple[Sight, str]:
         """Why a path that has no content has none."""
         resolved = self.resolve(path)
-        covered = any(_inside(p, self._scope) for p in (resolved, path))
-        if covered and not any(_inside(p, self._left_out) for p in (resolved, path)):
+        states = (self._is_covered(resolved), self._is_covered(path))
+        if True in states and not self._is_left_out(resolved) and not self._is_left_out(path):
             return Sight.ABSENT, "ENOENT"
         return Sight.NOT_COLLECTED, "not in the snapshot"
 
+    def _is_covered(self, path: str) -> bool:
+        return any(self._covered.get(part) for part in (path, *_ancestors(path)))
+
+    def _is_left_out(self, path: str) -> bool:
+        return any(self._covered.get(part) is False for part in (path, *_ancestors(path)))
+
     def read(self, path: str, *, limit: int = READ_BYTES_MAX, sample: int = 0) -> Reading:
+        key = (path, sample)
+        reading = self._readings.get(key)
+        if reading is None:
+            reading = self._readings[key] = self._read(path, sample)
+        return reading if len(reading.text) <= limit else Reading(reading.text[:limit])
+
+    def _read(self, path: str, sample: int) -> Reading:
         resolved = self.resolve(path)
         error = self._errors.get(resolved) or self._errors.get(path)
         if error is not None:
@@ -536,10 +586,11 @@ class SnapshotHost:
         if data is None:
             data = self.files.get("root" + resolved)
         if data is not None:
-            return Reading(data[:limit].decode("utf-8", "replace"))
-        for ancestor in _ancestors(resolved):
-            if ancestor in self._errors and self._errors[ancestor] != "ENOENT":
-                return Reading("", Sight.UNREADABLE, self._errors[ancestor])
+            return Reading(data.decode("utf-8", "replace"))
+        if self._errors:
+            for ancestor in _ancestors(resolved):
+                if self._errors.get(ancestor, "ENOENT") != "ENOENT":
+                    return Reading("", Sight.UNREADABLE, self._errors[ancestor])
         return Reading("", *self.sight_of(path))
 
     def listdir(self, path: str) -> Listing:
@@ -574,17 +625,15 @@ class SnapshotHost:
         stderr = self.files.get(f"cmd/{name.removesuffix('.txt')}.err.txt") or b""
         code = entry.get("rc")
         if data is None and not stderr and code in (None, 0):
-            return CommandResult(argv=argv, sight=Sight.NOT_COLLECTED, detail=f"cmd/{name} is not in the snapshot")
+            return CommandResult(
+                argv=argv, sight=Sight.NOT_COLLECTED, detail=f"cmd/{name} is not in the snapshot"
+            )
         return CommandResult(
             argv=argv,
             stdout=(data or b"").decode("utf-8", "replace"),
             stderr=stderr.decode("utf-8", "replace"),
             return_code=code if isinstance(code, int) else None,
         )
-
-
-def _inside(path: str, prefixes: tuple[str, ...]) -> bool:
-    return any(path == prefix or path.startswith(prefix.rstrip("/") + "/") for prefix in prefixes)
 
 
 def _ancestors(path: str) -> Iterator[str]:
@@ -594,7 +643,9 @@ def _ancestors(path: str) -> Iterator[str]:
 
 def _string_map(meta: dict[str, Any], key: str) -> dict[str, str]:
     value = meta.get(key, {})
-    if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
+    if not isinstance(value, dict) or not all(
+        isinstance(k, str) and isinstance(v, str) for k, v in value.items()
+    ):
         raise ConfigError(f'meta.json: "{key}" is not an object of strings', fix="collect the snapshot again")
     return value
 

@@ -1,8 +1,8 @@
 """
 What a host is, as checks see it: devices, ports, GIDs, addresses, routes, targets.
 
-Every fact is computed from a snapshot on first use and remembered, the reason for its absence too. Nothing here reads a
-live machine: a live machine is collected first, so both ways give the same verdict.
+Every fact is computed from a snapshot on first use and remembered, the reason for its absence too. Nothing
+here reads a live machine: a live machine is collected first, so both ways give the same verdict.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ T = TypeVar("T")
 PORTS_MAX = 512  # of one host; sysfs of a hostile snapshot may claim more
 GIDS_MAX = 4096
 NETDEVS_MAX = 4096
-SAME_SOCKET_DISTANCE = 15  # sub-NUMA clusters of one socket are 11-12 apart, sockets 20 and more [ACPI SLIT in practice]
+SAME_SOCKET_DISTANCE = (
+    15  # sub-NUMA clusters of one socket are 11-12 apart, sockets 20 and more [ACPI SLIT in practice]
+)
 
 VENDOR_MELLANOX = 0x15B3
 VENDOR_NVIDIA = 0x10DE
@@ -35,9 +37,14 @@ RDMA_VENDORS = {
     0x1DED: "erdma",
     0x1DD8: "ionic",
 }
-_VF_DEVICE_IDS = {
-    (0x15B3, n) for n in (0x1014, 0x1016, 0x1018, 0x101A, 0x101C, 0x101E, 0xA2D3)
-} | {(0x8086, 0x1889), (0x14E4, 0x1606), (0x14E4, 0x1609), (0x14E4, 0x16DC), (0x14E4, 0x16E1), (0x14E4, 0x1806)}
+_VF_DEVICE_IDS = {(0x15B3, n) for n in (0x1014, 0x1016, 0x1018, 0x101A, 0x101C, 0x101E, 0xA2D3)} | {
+    (0x8086, 0x1889),
+    (0x14E4, 0x1606),
+    (0x14E4, 0x1609),
+    (0x14E4, 0x16DC),
+    (0x14E4, 0x16E1),
+    (0x14E4, 0x1806),
+}
 _KIND_OF_DRIVER = {
     "mlx5_core": "mlx5",
     "mlx4_core": "mlx4",
@@ -52,7 +59,14 @@ _KIND_OF_DRIVER = {
     "qede": "qedr",
     "cxgb4": "cxgb4",
 }
-_KIND_OF_NAME = {"mlx5": "mlx5", "mlx4": "mlx4", "bnxt": "bnxt", "efa": "efa", "rdmap": "efa", "erdma": "erdma"} | {
+_KIND_OF_NAME = {
+    "mlx5": "mlx5",
+    "mlx4": "mlx4",
+    "bnxt": "bnxt",
+    "efa": "efa",
+    "rdmap": "efa",
+    "erdma": "erdma",
+} | {
     "irdma": "irdma",
     "hns": "hns",
     "rxe": "rxe",
@@ -81,8 +95,8 @@ class fact(Generic[T]):  # noqa: N801 - used like property
         if self._key not in memory:
             try:
                 memory[self._key] = (self._function(instance), None)
-            except (Unseen, Skip) as reason:
-                memory[self._key] = (None, reason)
+            except (Unseen, Skip) as missing:
+                memory[self._key] = (None, missing)
             except ParseError as error:
                 memory[self._key] = (None, Unseen(error.what, Sight.FAILED))
         value, reason = memory[self._key]
@@ -101,7 +115,8 @@ def attempt(function: Callable[[], T]) -> T | None:
 
 def counter_step(before: int, after: int) -> int | None:
     """
-    How far a counter moved. A 32-bit one may wrap; any other step back means a reset, and then there is no figure.
+    How far a counter moved. A 32-bit one may wrap; any other step back means a reset, and then there is no
+    figure.
 
     The kernel widens most counters to 64 bits in software, the hardware's own are often 32 bits wide.
     """
@@ -196,7 +211,9 @@ class PciFunction:
     @cached_property
     def is_virtual(self) -> bool:
         """A virtual function: no physical link, no PHY counters of its own."""
-        if self.host.snapshot.readlink(f"{self.path}/physfn") or (self.text is not None and self.text.virtual):
+        if self.host.snapshot.readlink(f"{self.path}/physfn") or (
+            self.text is not None and self.text.virtual
+        ):
             return True
         return (self.vendor, self.device) in _VF_DEVICE_IDS
 
@@ -204,7 +221,11 @@ class PciFunction:
     def ancestors(self) -> tuple[str, ...]:
         """Addresses of the bridges above, nearest first."""
         real = self.host.snapshot.realpath(self.path)
-        parts = [part for part in real.split("/") if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", part)]
+        parts = [
+            part
+            for part in real.split("/")
+            if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", part)
+        ]
         return tuple(reversed([part for part in parts if part != self.bdf]))
 
     @cached_property
@@ -283,14 +304,20 @@ class Netdev:
         if result.trust is None:
             result.trust = attempt(lambda: qos.parse_trust_file(self.text("qos/trust")))
         if result.pfc is None:
-            result.pfc = attempt(lambda: qos.parse_dcb_pfc(self.host.command("dcb", "pfc", "show", "dev", self.name)))
+            result.pfc = attempt(
+                lambda: qos.parse_dcb_pfc(self.host.command("dcb", "pfc", "show", "dev", self.name))
+            )
         if not result.dscp_priority:
-            app = attempt(lambda: qos.parse_dcb_app(self.host.command("dcb", "app", "show", "dev", self.name)))
+            app = attempt(
+                lambda: qos.parse_dcb_app(self.host.command("dcb", "app", "show", "dev", self.name))
+            )
             if app:
                 result.dscp_priority = app
                 result.trust = result.trust or "dscp"
         if result.trust is None and result.pfc is None:
-            raise Unseen(f"quality of service of {self.name} (mlnx_qos, dcb)", self.host.why_not("mlnx_qos", "dcb"))
+            raise Unseen(
+                f"quality of service of {self.name} (mlnx_qos, dcb)", self.host.why_not("mlnx_qos", "dcb")
+            )
         return result
 
     def qos_evidence(self) -> Evidence | None:
@@ -345,7 +372,9 @@ class Port:
     @property
     def is_roce(self) -> bool:
         """Ethernet, and neither iWARP nor a provider's own protocol: those have rules of their own."""
-        return self.is_ethernet and not self.device.is_rnic and self.device.kind not in ("efa", "erdma", "siw")
+        return (
+            self.is_ethernet and not self.device.is_rnic and self.device.kind not in ("efa", "erdma", "siw")
+        )
 
     @fact
     def state(self) -> tuple[int, str]:
@@ -377,7 +406,7 @@ class Port:
         table = []
         for index in sorted(map(int, names))[:GIDS_MAX]:
             path = f"{folder}/{index}"
-            address = attempt(lambda path=path: sysfs.parse_gid(self.host.text(path, sample)))  # type: ignore[misc]
+            address = attempt(lambda: sysfs.parse_gid(self.host.text(path, sample)))
             if address is None:
                 continue
             kind = netdev = None
@@ -389,7 +418,10 @@ class Port:
 
     @property
     def gid_table_length(self) -> int:
-        """How many slots the table has. Tables are cut when collected: then the true length is not known, but larger."""
+        """
+        How many slots the table has. Tables are cut when collected: then the true length is not known, but
+        larger.
+        """
         names = self.host.ls(f"{self.path}/gids")
         truncated = self.host.meta.get("truncated") or {}
         if isinstance(truncated, dict) and f"{self.path}/gids" in truncated:
@@ -425,11 +457,16 @@ class Port:
         """Interfaces of the PCI function itself."""
         names = list(attempt(lambda: self.host.ls(f"{self.device.path}/device/net")) or ())
         if not names and self.device.pci is not None:
-            names = list(attempt(lambda: self.host.ls(f"{self.device.pci.path}/net")) or ())  # type: ignore[union-attr]
+            function = self.device.pci
+            names = list(attempt(lambda: self.host.ls(f"{function.path}/net")) or ())
         if len(names) > 1:
             wanted = str(self.number - 1)
             for attribute in ("dev_port", "phys_port_name"):
-                mine = [n for n in names if (self.host.peek(f"/sys/class/net/{n}/{attribute}") or "").strip() == wanted]
+                mine = [
+                    n
+                    for n in names
+                    if (self.host.peek(f"/sys/class/net/{n}/{attribute}") or "").strip() == wanted
+                ]
                 if mine:
                     return mine
         return names
@@ -454,11 +491,19 @@ class Port:
         if bond is not None:
             return [self.host.netdev(member.name) for member in bond.members]
         names = dict.fromkeys([*self.own_netdev_names, *([name] if name else [])])
-        return [self.host.netdev(n) for n in names if n in self.host.netdev_names or self.host.has_command("ethtool", n)]
+        return [
+            self.host.netdev(n)
+            for n in names
+            if n in self.host.netdev_names or self.host.has_command("ethtool", n)
+        ]
 
     def counter_path(self, name: str) -> str:
         """Where a counter lies: counters/, hw_counters/ of the port, or hw_counters/ of the device."""
-        for folder in (f"{self.path}/hw_counters", f"{self.path}/counters", f"{self.device.path}/hw_counters"):
+        for folder in (
+            f"{self.path}/hw_counters",
+            f"{self.path}/counters",
+            f"{self.device.path}/hw_counters",
+        ):
             if self.host.peek(f"{folder}/{name}") is not None:
                 return f"{folder}/{name}"
         return f"{self.path}/hw_counters/{name}"
@@ -496,12 +541,14 @@ class Port:
         for name in names:
             path = self.counter_path(name)
             values = [(self.host.peek(path, sample) or "?").strip() for sample in (0, 1)]
-            items.append(Evidence(source=path, file=f"root{self.host.snapshot.resolve(path)}", text=" → ".join(values)))
+            items.append(
+                Evidence(source=path, file=f"root{self.host.snapshot.resolve(path)}", text=" → ".join(values))
+            )
         return items
 
     @fact
     def wire_steps(self) -> dict[str, int]:
-        """ethtool counters' steps, summed over the port's wires. Raises Unseen."""
+        """Ethtool counters' steps, summed over the port's wires. Raises Unseen."""
         self.host.need_window()
         total: dict[str, int] = {}
         reason: Unseen | None = None
@@ -519,7 +566,7 @@ class Port:
         items = []
         for netdev in self.wire_netdevs:
             seen = self.host.said("ethtool", "-S", netdev.name)
-            steps = attempt(lambda netdev=netdev: netdev.stats_delta) or {}  # type: ignore[misc]
+            steps = attempt(lambda: netdev.stats_delta) or {}
             text = ", ".join(f"{name} +{steps[name]}" for name in names if name in steps)
             if seen is not None and text:
                 items.append(Evidence(source=seen.source, file=seen.file, text=text))
@@ -527,7 +574,7 @@ class Port:
 
     @fact
     def traffic_bytes(self) -> tuple[int, int]:
-        """(sent, received) over the window, from whichever counter of RDMA bytes moved most. Raises Unseen."""
+        """(sent, received) over the window, from the counter of RDMA bytes that moved most. Raises Unseen."""
         self.host.need_window()
         pairs: list[tuple[int, int]] = []
         words = attempt(lambda: self.steps("port_xmit_data", "port_rcv_data"))
@@ -541,7 +588,8 @@ class Port:
             if sent in wire or received in wire:
                 pairs.append((wire.get(sent, 0), wire.get(received, 0)))
         if any(re.fullmatch(r"tx_prio\d_bytes", name) for name in wire):
-            pairs.append(tuple(sum(wire.get(f"{d}_prio{p}_bytes", 0) for p in range(8)) for d in ("tx", "rx")))  # type: ignore[arg-type]
+            tx, rx = (sum(wire.get(f"{d}_prio{p}_bytes", 0) for p in range(8)) for d in ("tx", "rx"))
+            pairs.append((tx, rx))
         other = attempt(lambda: self.steps("tx_bytes", "rx_bytes"))
         if other:
             pairs.append((other.get("tx_bytes", 0), other.get("rx_bytes", 0)))
@@ -551,7 +599,7 @@ class Port:
 
     @property
     def packets(self) -> int:
-        """Packets over the window, at least 1; from counters, or from bytes at 4 KiB a packet. Raises Unseen."""
+        """Packets over the window, at least 1: counted, or from bytes at 4 KiB a packet. Raises Unseen."""
         counted = attempt(lambda: self.steps("port_xmit_packets", "port_rcv_packets")) or {}
         wire = attempt(lambda: self.wire_steps) or {}
         by_priority = sum(n for name, n in wire.items() if re.fullmatch(r"[tr]x_prio\d_packets", name))
@@ -591,7 +639,11 @@ class RdmaDevice:
     def pci(self) -> PciFunction | None:
         resolved = self.host.snapshot.resolve(f"{self.path}/device")
         bdf = resolved.rpartition("/")[2]
-        return self.host.pci_function(bdf) if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", bdf) else None
+        return (
+            self.host.pci_function(bdf)
+            if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", bdf)
+            else None
+        )
 
     @cached_property
     def kind(self) -> str:
@@ -681,7 +733,10 @@ class Target:
 
     @fact
     def options(self) -> dict[str, str]:
-        """``--name=value`` and ``--name value`` of its command line, joined with its configuration file's keys."""
+        """
+        ``--name=value`` and ``--name value`` of its command line, joined with its configuration file's
+        keys.
+        """
         words = self.command_line
         options: dict[str, str] = {}
         for word, following in zip(words, [*words[1:], ""], strict=True):
@@ -859,7 +914,7 @@ class HostFacts:
         return table
 
     def argvs(self, tool: str, *words: str) -> list[tuple[str, ...]]:
-        """Every collected command of a tool that has all these words among its arguments; the shortest first."""
+        """Every collected command of a tool with all these words among its arguments; shortest first."""
         wanted = set(words)
         found = [argv for argv in self._argv_by_tool.get(tool, ()) if wanted.issubset(argv[1:])]
         return sorted(found, key=len)
@@ -906,11 +961,13 @@ class HostFacts:
                 return sight
         return Sight.NOT_COLLECTED
 
-    def _ip_outputs(self, words: frozenset[str], *, without: frozenset[str] = frozenset()) -> Iterator[CommandResult]:
+    def _ip_outputs(
+        self, words: frozenset[str], *, without: frozenset[str] = frozenset()
+    ) -> Iterator[CommandResult]:
         for argv in self._argv_by_tool.get("ip", ()):
             rest = set(argv[1:])
             if rest & words and not rest & without and "netns" not in rest:
-                result = attempt(lambda argv=argv: self.result(*argv))  # type: ignore[misc]
+                result = attempt(lambda: self.result(*argv))
                 if result is not None and result.argv == argv:
                     yield result
 
@@ -923,7 +980,9 @@ class HostFacts:
     def _command_evidence(self, result: CommandResult, text: str = "") -> Evidence:
         quoted = (text or result.stdout or result.stderr).strip()[:EVIDENCE_TEXT_MAX]
         name = self.snapshot._argv.get(result.argv)
-        return Evidence(source=" ".join(result.argv), file=f"cmd/{name}" if name else result.file, text=quoted)
+        return Evidence(
+            source=" ".join(result.argv), file=f"cmd/{name}" if name else result.file, text=quoted
+        )
 
     def at(self, path: str, text: str = "") -> Evidence:
         """A path as evidence, with its content (or the reason why it has none)."""
@@ -965,7 +1024,10 @@ class HostFacts:
 
     @property
     def lossless(self) -> bool:
-        """The site wants a lossless RoCE priority. ``"lossless": false`` says that its fabric is lossy on purpose."""
+        """
+        The site wants a lossless RoCE priority. ``"lossless": false`` says that its fabric is lossy on
+        purpose.
+        """
         wanted = self.expect("lossless")
         return bool(wanted) if wanted is not None else self.roce_priority is not None
 
@@ -987,7 +1049,7 @@ class HostFacts:
         """Routable addresses of this node's ports in scope."""
         addresses: dict[ip.Address, None] = {}
         for port in attempt(lambda: self.ports) or ():
-            for gid in attempt(lambda port=port: port.gids) or ():  # type: ignore[misc]
+            for gid in attempt(lambda: port.gids) or ():
                 if gid.routable:
                     addresses[gid.ip] = None
         return list(addresses)
@@ -1014,11 +1076,27 @@ class HostFacts:
         said = attempt(lambda: self.command("systemd-detect-virt", "--vm")) or attempt(
             lambda: self.command("systemd-detect-virt")
         )
-        if said and said.strip() not in ("none", "docker", "podman", "lxc", "container-other", "systemd-nspawn", ""):
+        if said and said.strip() not in (
+            "none",
+            "docker",
+            "podman",
+            "lxc",
+            "container-other",
+            "systemd-nspawn",
+            "",
+        ):
             return True
         vendor = (self.peek("/sys/class/dmi/id/sys_vendor") or "").strip()
         product = (self.peek("/sys/class/dmi/id/product_name") or "").strip()
-        if vendor in ("QEMU", "Xen", "innotek GmbH", "VMware, Inc.", "Google", "Alibaba Cloud", "Tencent Cloud"):
+        if vendor in (
+            "QEMU",
+            "Xen",
+            "innotek GmbH",
+            "VMware, Inc.",
+            "Google",
+            "Alibaba Cloud",
+            "Tencent Cloud",
+        ):
             return "bare" not in product.lower()
         if vendor == "Amazon EC2":
             return "metal" not in product
@@ -1049,7 +1127,7 @@ class HostFacts:
     def memory(self) -> dict[str, int]:
         """/proc/meminfo in bytes (page counts as they are)."""
         fields = proc.parse_fields(self.text("/proc/meminfo"))
-        parsed = {key: attempt(lambda value=value: proc.parse_kb(value)) for key, value in fields.items()}  # type: ignore[misc]
+        parsed = {key: attempt(lambda: proc.parse_kb(value)) for key, value in fields.items()}
         return {key: value for key, value in parsed.items() if value is not None}
 
     @fact
@@ -1064,7 +1142,11 @@ class HostFacts:
     def log(self) -> list[misc.LogLine]:
         """The kernel's log. Raises Unseen."""
         reason: Unseen | None = None
-        for argv in [*self.argvs("dmesg"), *self.argvs("journalctl", "-k"), *self.argvs("journalctl", "--dmesg")]:
+        for argv in [
+            *self.argvs("dmesg"),
+            *self.argvs("journalctl", "-k"),
+            *self.argvs("journalctl", "--dmesg"),
+        ]:
             try:
                 return misc.parse_dmesg(self.result(*argv).stdout)
             except Unseen as unseen:
@@ -1084,7 +1166,7 @@ class HostFacts:
         stamp = f"[{line.seconds:.6f}] " if line.seconds is not None else ""
         for tool in ("dmesg", "journalctl"):
             for argv in self.argvs(tool):
-                result = attempt(lambda argv=argv: self.result(*argv))  # type: ignore[misc]
+                result = attempt(lambda: self.result(*argv))
                 if result is not None:
                     return self._command_evidence(result, stamp + line.text)
         return Evidence(source="/var/log/dmesg", file="root/var/log/dmesg", text=stamp + line.text)
@@ -1110,7 +1192,9 @@ class HostFacts:
         if one == other:
             return True
         text = self.peek(f"/sys/devices/system/node/node{one}/distance")
-        distances = [int(word) for word in (text or "").split() if word.isascii() and word.isdigit() and len(word) < 5]
+        distances = [
+            int(word) for word in (text or "").split() if word.isascii() and word.isdigit() and len(word) < 5
+        ]
         nodes = attempt(lambda: self.numa_nodes) or []
         if len(distances) != len(nodes) or other not in nodes:
             return False
@@ -1132,7 +1216,11 @@ class HostFacts:
     def pci(self) -> list[PciFunction]:
         """Every PCI function. Raises Unseen."""
         names = self.ls("/sys/bus/pci/devices")
-        return [self.pci_function(n) for n in names if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", n)]
+        return [
+            self.pci_function(n)
+            for n in names
+            if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", n)
+        ]
 
     @cached_property
     def gpus(self) -> list[PciFunction]:
@@ -1188,7 +1276,9 @@ class HostFacts:
         for result in self._ip_outputs(frozenset({"addr", "address", "a"})):
             links.update(ip.parse_addr(result.stdout))
         if not links:
-            raise Unseen("ip addr show", self.why_not("ip") if not self.has_command("ip") else Sight.NOT_COLLECTED)
+            raise Unseen(
+                "ip addr show", self.why_not("ip") if not self.has_command("ip") else Sight.NOT_COLLECTED
+            )
         return links
 
     @fact
@@ -1233,26 +1323,30 @@ class HostFacts:
 
     def ip_evidence(self, *kinds: str) -> list[Evidence]:
         """``ip route show`` and the like as evidence, whichever form was collected."""
-        items = []
-        for kind in kinds:
-            for result in self._ip_outputs(frozenset({kind}), without=frozenset({"get"})):
-                items.append(self._command_evidence(result))
-        return items
+        return [
+            self._command_evidence(result)
+            for kind in kinds
+            for result in self._ip_outputs(frozenset({kind}), without=frozenset({"get"}))
+        ]
 
-    def route_through(self, address: ip.Address, device: str | None, source: ip.Address | None) -> ip.Route | None:
+    def route_through(
+        self, address: ip.Address, device: str | None, source: ip.Address | None
+    ) -> ip.Route | None:
         """
         The route that a lookup takes to ``address``; with ``device``, one that is bound to it. Raises Unseen.
 
-        Rules are walked in order: those for another source, mark or incoming interface do not match. Within a table
-        the longest prefix wins, then the lowest metric. A table that a matching rule names and nobody collected makes
-        the answer unknown.
+        Rules are walked in order: those for another source, mark or incoming interface do not match. Within
+        a table the longest prefix wins, then the lowest metric. A table that a matching rule names and
+        nobody collected makes the answer unknown.
         """
         rules = attempt(lambda: self.rules) or [
             ip.Rule(32766, "all", "main", "from all lookup main"),
         ]
         routes = self.routes
         for rule in rules:
-            if rule.table in ("local", "255", "") or any(w in rule.text.split() for w in ("iif", "fwmark", "to", "not")):
+            if rule.table in ("local", "255", "") or any(
+                w in rule.text.split() for w in ("iif", "fwmark", "to", "not")
+            ):
                 continue
             if rule.source != "all" and (source is None or not rule.from_address(source)):
                 continue
@@ -1288,7 +1382,7 @@ class HostFacts:
         names = attempt(lambda: self.ls("/proc/net/bonding")) or ()
         found = {}
         for name in names:
-            bond = attempt(lambda name=name: proc.parse_bonding(self.text(f"/proc/net/bonding/{name}")))  # type: ignore[misc]
+            bond = attempt(lambda: proc.parse_bonding(self.text(f"/proc/net/bonding/{name}")))
             if bond is not None:
                 found[name] = bond
         return found
@@ -1313,7 +1407,10 @@ class HostFacts:
         return None if text is None else text.strip()
 
     def conf_max(self, netdev: str, name: str) -> int:
-        """An IPv4 setting of an interface as the kernel takes it: the larger of ``all`` and its own. Raises Unseen."""
+        """
+        An IPv4 setting of an interface as the kernel takes it: the larger of ``all`` and its own. Raises
+        Unseen.
+        """
         values = []
         reason: Unseen | None = None
         for where in ("all", netdev):
@@ -1338,7 +1435,7 @@ class HostFacts:
         """``ibv_devinfo``, all forms joined; the verbose one wins. Raises Unseen."""
         table: dict[str, rdma.DevInfo] = {}
         for argv in self.argvs("ibv_devinfo"):
-            result = attempt(lambda argv=argv: self.result(*argv))  # type: ignore[misc]
+            result = attempt(lambda: self.result(*argv))
             if result is None:
                 continue
             for name, info in rdma.parse_ibv_devinfo(result.stdout).items():
@@ -1364,15 +1461,15 @@ class HostFacts:
     @cached_property
     def targets(self) -> list[Target]:
         entries = self.meta.get("targets")
-        found = []
-        for entry in entries if isinstance(entries, list) else []:
-            if isinstance(entry, dict) and isinstance(entry.get("pid"), int):
-                found.append(Target(self, str(entry.get("name") or "target"), entry["pid"]))
-        return found
+        return [
+            Target(self, str(entry.get("name") or "target"), entry["pid"])
+            for entry in (entries if isinstance(entries, list) else [])
+            if isinstance(entry, dict) and isinstance(entry.get("pid"), int)
+        ]
 
     @cached_property
     def wanted_names(self) -> list[str] | None:
-        """Devices that somebody named: the operator, or every target. None if the store chooses for itself."""
+        """Devices that the operator or every target named; None if the store chooses for itself."""
         stated = self.expect_strings("rdma_devices")
         if stated:
             return stated
@@ -1402,10 +1499,14 @@ class HostFacts:
         if wanted is not None and (
             self.expect_strings("rdma_devices") or any(device.name in wanted for device in self.devices)
         ):
-            return {device.name: "not used by the store" for device in self.devices if device.name not in wanted}
+            return {
+                device.name: "not used by the store" for device in self.devices if device.name not in wanted
+            }
         rates = {d.name: max((_rate(p) for p in d.ports), default=0.0) for d in self.devices}
         for device in self.devices:
-            names = {name for port in device.ports for name in (port.netdev_name, *port.own_netdev_names) if name}
+            names = {
+                name for port in device.ports for name in (port.netdev_name, *port.own_netdev_names) if name
+            }
             faster = [o for o in self.devices if o is not device and rates[o.name] > rates[device.name]]
             if names & self.default_route_devices and faster:
                 reasons[device.name] = "management: carries the default route and is slower than its siblings"
@@ -1431,7 +1532,10 @@ class HostFacts:
 
     @fact
     def gid_uses(self) -> list[GidUse]:
-        """Every GID that a target uses on a port with a table; without targets, what a choice by content takes."""
+        """
+        Every GID that a target uses on a port with a table; without targets, what a choice by content
+        takes.
+        """
         uses: list[GidUse] = []
         reason: Unseen | None = None
         for target in self.targets:
@@ -1449,12 +1553,14 @@ class HostFacts:
             raise reason
         return uses
 
-    def _uses(self, target: Target | None, forced: tuple[int, str] | None, ports: Iterable[Port]) -> Iterator[GidUse]:
+    def _uses(
+        self, target: Target | None, forced: tuple[int, str] | None, ports: Iterable[Port]
+    ) -> Iterator[GidUse]:
         for port in ports:
             if forced is not None:
                 yield GidUse(target, port, forced[0], forced[1])
                 continue
-            best = attempt(lambda port=port: port.best_gid)  # type: ignore[misc]
+            best = attempt(lambda: port.best_gid)
             yield GidUse(target, port, best.index if best else None, None)
 
     def judged(self, subjects: Sequence[T], what: str) -> Sequence[T]:

@@ -25,12 +25,12 @@ class Outcome(StrEnum):
 LOUD = frozenset({Outcome.FAIL, Outcome.WARN})
 
 
-class Skip(Exception):  # noqa: N818 - it says what to do
+class Skip(Exception):
     """The check does not apply to this subject; the message says why."""
 
 
-class Unseen(Exception):  # noqa: N818
-    """A fact that a check needs could not be had. ``sight`` tells absent, unreadable and not collected apart."""
+class Unseen(Exception):
+    """A needed fact could not be had. ``sight`` tells absent, unreadable and not collected apart."""
 
     def __init__(self, what: str, sight: Sight) -> None:
         super().__init__(f"{what}: {sight}")

@@ -1,9 +1,10 @@
 """
 Every check, declared like data: id, what it looks at, why it hurts and how to mend it.
 
-A check is a generator over facts. It yields findings; yielding nothing means ok. It raises :class:`Skip` where it does not
-apply and lets :class:`Unseen` pass where a fact is missing. With ``per`` the runner calls it once a subject (port, target,
-PCI function), so that one port that cannot be seen hides none of the others.
+A check is a generator over facts. It yields findings; yielding nothing means ok. It raises :class:`Skip`
+where it does not apply and lets :class:`Unseen` pass where a fact is missing. With ``per`` the runner calls
+it once a subject (port, target, PCI function), so that one port that cannot be seen hides none of the
+others.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ _CHECKS: dict[str, Check] = {}
 
 
 def check(
-    id: str,  # noqa: A002 - what it is called everywhere
+    id: str,
     *,
     title: str,
     why: str,

@@ -31,7 +31,11 @@ def select(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Check]:
     def expand(patterns: Sequence[str]) -> set[str]:
         names: set[str] = set()
         for pattern in patterns:
-            found = {n for n in every if n == pattern or fnmatch.fnmatchcase(n, pattern) or n.startswith(pattern + ".")}
+            found = {
+                n
+                for n in every
+                if n == pattern or fnmatch.fnmatchcase(n, pattern) or n.startswith(pattern + ".")
+            }
             if not found:
                 near = difflib.get_close_matches(pattern, every, n=3, cutoff=0.5)
                 hint = f"did you mean {', '.join(near)}?" if near else "see: kvops diagnose list"
@@ -67,7 +71,9 @@ def run(nodes: Sequence[HostFacts], selected: Iterable[Check], *, asked: bool = 
 def _run_fleet(check: Check, nodes: Sequence[HostFacts], asked: bool) -> Result:
     name = nodes[0].name if len(nodes) == 1 else FLEET
     if len(nodes) < check.nodes_min:
-        return Result(check=check.id, node=name, outcome=Outcome.SKIPPED, reason="compares nodes; there is one")
+        return Result(
+            check=check.id, node=name, outcome=Outcome.SKIPPED, reason="compares nodes; there is one"
+        )
     return _Judge(check, name, asked).judge(nodes[0] if len(nodes) == 1 else None, [nodes])
 
 
@@ -82,10 +88,15 @@ def _run_node(check: Check, node: HostFacts, asked: bool) -> Result:
     except Unseen as unseen:
         if unseen.absent:
             return Result(
-                check=check.id, node=node.name, outcome=Outcome.SKIPPED, reason=f"no {check.per} here: no {unseen.what}"
+                check=check.id,
+                node=node.name,
+                outcome=Outcome.SKIPPED,
+                reason=f"no {check.per} here: no {unseen.what}",
             )
         counts = asked or unseen.sight not in _NOT_ASKED
-        return Result(check=check.id, node=node.name, outcome=Outcome.UNKNOWN, reason=str(unseen), asked=counts)
+        return Result(
+            check=check.id, node=node.name, outcome=Outcome.UNKNOWN, reason=str(unseen), asked=counts
+        )
     return judge.judge(node, subjects)
 
 

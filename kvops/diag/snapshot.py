@@ -28,7 +28,8 @@ def load(path: Path) -> list[SnapshotHost]:
     Read a snapshot of one host or of a cluster.
 
     Args:
-        path: A folder with ``meta.json``, a tar of one (``.tar``, ``.tar.gz``, ``.tar.zst``), or a folder of snapshots.
+        path: A folder with ``meta.json``, a tar of one (``.tar``, ``.tar.gz``, ``.tar.zst``), or a folder
+            of snapshots.
 
     Returns:
         The nodes; one unless it is a cluster.
@@ -37,7 +38,9 @@ def load(path: Path) -> list[SnapshotHost]:
         ConfigError: There is no snapshot, or it is half-written, of another schema, or unsafe to unpack.
     """
     if not path.exists():
-        raise ConfigError(f"{path} does not exist", fix="give a folder or tar made by: kvops diagnose --collect PATH")
+        raise ConfigError(
+            f"{path} does not exist", fix="give a folder or tar made by: kvops diagnose --collect PATH"
+        )
     if path.is_file():
         return _load_tar(path)
     if (path / "meta.json").is_file():
@@ -45,7 +48,8 @@ def load(path: Path) -> list[SnapshotHost]:
     inside = sorted(child for child in path.iterdir() if (child / "meta.json").is_file() or _is_tar(child))
     if not inside:
         raise ConfigError(
-            f"{path} has no meta.json: this is no snapshot, or a half-written one", fix="collect it again with --collect"
+            f"{path} has no meta.json: this is no snapshot, or a half-written one",
+            fix="collect it again with --collect",
         )
     nodes = []
     for child in inside[:NODES_MAX]:
@@ -78,9 +82,13 @@ def _load_folder(path: Path) -> list[SnapshotHost]:
 
 def _node_names(meta: dict[str, Any], path: Path) -> list[str]:
     names = meta.get("nodes")
-    safe = isinstance(names, list) and all(isinstance(n, str) and n and "/" not in n and n != ".." for n in names)
+    safe = isinstance(names, list) and all(
+        isinstance(n, str) and n and "/" not in n and n != ".." for n in names
+    )
     if not safe or not names or len(names) > NODES_MAX:
-        raise ConfigError(f'{path}/meta.json: "nodes" is not a list of node names', fix="collect the cluster again")
+        raise ConfigError(
+            f'{path}/meta.json: "nodes" is not a list of node names', fix="collect the cluster again"
+        )
     assert isinstance(names, list)
     return names
 
@@ -93,7 +101,9 @@ def parse_meta(data: bytes, where: str) -> dict[str, Any]:
         ConfigError: It is not JSON (half-written), no object, or of a schema we do not know.
     """
     if len(data) > META_BYTES_MAX:
-        raise ConfigError(f"{where} is larger than {META_BYTES_MAX >> 20} MiB", fix="this is no snapshot of ours")
+        raise ConfigError(
+            f"{where} is larger than {META_BYTES_MAX >> 20} MiB", fix="this is no snapshot of ours"
+        )
     try:
         meta = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -102,7 +112,8 @@ def parse_meta(data: bytes, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where} is no object", fix="collect the snapshot again")
     if meta.get("schema") != SCHEMA:
         raise ConfigError(
-            f"{where} has schema {meta.get('schema')!r}, this kvops reads {SCHEMA}", fix="use the kvops that wrote it"
+            f"{where} has schema {meta.get('schema')!r}, this kvops reads {SCHEMA}",
+            fix="use the kvops that wrote it",
         )
     return meta
 
@@ -113,7 +124,9 @@ def _load_tar(path: Path) -> list[SnapshotHost]:
     for name, data in _tar_members(path):
         total += len(data)
         if total > TAR_BYTES_MAX or len(files) >= TAR_FILES_MAX:
-            raise ConfigError(f"{path} unpacks to more than {TAR_BYTES_MAX >> 20} MiB", fix="this is no snapshot of ours")
+            raise ConfigError(
+                f"{path} unpacks to more than {TAR_BYTES_MAX >> 20} MiB", fix="this is no snapshot of ours"
+            )
         files[name] = data
     return from_files(files, str(path))
 
@@ -125,9 +138,13 @@ def from_files(files: Mapping[str, bytes], where: str) -> list[SnapshotHost]:
     Raises:
         ConfigError: There is no ``meta.json``, or it is wrong.
     """
-    metas = sorted((name for name in files if name.rpartition("/")[2] == "meta.json"), key=lambda name: name.count("/"))
+    metas = sorted(
+        (name for name in files if name.rpartition("/")[2] == "meta.json"), key=lambda name: name.count("/")
+    )
     if not metas:
-        raise ConfigError(f"{where} has no meta.json: this is no snapshot, or a half-written one", fix="collect it again")
+        raise ConfigError(
+            f"{where} has no meta.json: this is no snapshot, or a half-written one", fix="collect it again"
+        )
     prefix = metas[0].removesuffix("meta.json")
     inner = {name.removeprefix(prefix): data for name, data in files.items() if name.startswith(prefix)}
     meta = parse_meta(inner["meta.json"], f"{where}: meta.json")
@@ -135,13 +152,18 @@ def from_files(files: Mapping[str, bytes], where: str) -> list[SnapshotHost]:
         return [SnapshotHost(meta=meta, files=MemoryFiles(inner))]
     nodes = []
     for name in _node_names(meta, Path(where)):
-        nodes += from_files({n: d for n, d in inner.items() if n.startswith(f"nodes/{name}/")}, f"{where}: {name}")
+        nodes += from_files(
+            {n: d for n, d in inner.items() if n.startswith(f"nodes/{name}/")}, f"{where}: {name}"
+        )
         nodes[-1].meta.setdefault("node", name)
     return nodes
 
 
 def _tar_members(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Plain files of a tar. A name that leads out, a link or a device is refused, not skipped: somebody made it."""
+    """
+    Plain files of a tar. A name that leads out, a link or a device is refused, not skipped: somebody made
+    it.
+    """
     try:
         if path.name.endswith(".zst"):
             stream: Any = io.BytesIO(_unzstd(path))
@@ -154,13 +176,22 @@ def _tar_members(path: Path) -> Iterator[tuple[str, bytes]]:
                 if member.isdir():
                     continue
                 if name.startswith("/") or ".." in name.split("/"):
-                    raise ConfigError(f"{path}: member {member.name!r} leads out of the archive", fix="do not trust this file")
+                    raise ConfigError(
+                        f"{path}: member {member.name!r} leads out of the archive",
+                        fix="do not trust this file",
+                    )
                 if not member.isfile():
                     raise ConfigError(
-                        f"{path}: member {member.name!r} is a link or a device", fix="snapshots hold plain files only"
+                        f"{path}: member {member.name!r} is a link or a device",
+                        fix="snapshots hold plain files only",
                     )
                 file = archive.extractfile(member)
-                yield name, file.read(READ_BYTES_MAX if not name.endswith("meta.json") else META_BYTES_MAX) if file else b""
+                yield (
+                    name,
+                    file.read(READ_BYTES_MAX if not name.endswith("meta.json") else META_BYTES_MAX)
+                    if file
+                    else b"",
+                )
     except (tarfile.TarError, EOFError, OSError) as error:
         raise ConfigError(f"{path} is no readable tar: {error}", fix="collect the snapshot again") from error
 
@@ -169,12 +200,16 @@ def _unzstd(path: Path) -> bytes:
     tool = shutil.which("zstd")
     if tool is None:
         raise ConfigError(f"{path}: zstd is not installed here", fix="install zstd, or unpack it elsewhere")
-    with subprocess.Popen([tool, "-dc", "--memory=256MB", str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
+    with subprocess.Popen(
+        [tool, "-dc", "--memory=256MB", str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as run:
         assert run.stdout is not None
         data = run.stdout.read(TAR_BYTES_MAX + 1)
         if len(data) > TAR_BYTES_MAX:
             run.kill()
-            raise ConfigError(f"{path} unpacks to more than {TAR_BYTES_MAX >> 20} MiB", fix="this is no snapshot of ours")
+            raise ConfigError(
+                f"{path} unpacks to more than {TAR_BYTES_MAX >> 20} MiB", fix="this is no snapshot of ours"
+            )
     if run.returncode != 0:
         raise ConfigError(f"{path} is not readable as zstd", fix="collect the snapshot again")
     return data
@@ -182,7 +217,8 @@ def _unzstd(path: Path) -> bytes:
 
 def save(files: Mapping[str, bytes], path: Path) -> None:
     """
-    Write a snapshot as a folder, or as a tar if the name says so. ``meta.json`` comes last: without it there is none.
+    Write a snapshot as a folder, or as a tar if the name says so. ``meta.json`` comes last: without it
+    there is none.
 
     Raises:
         ConfigError: The target exists already, or cannot be written.
@@ -215,6 +251,8 @@ def _save_tar(files: Mapping[str, bytes], ordered: list[str], path: Path) -> Non
     if path.name.endswith(".zst"):
         tool = shutil.which("zstd")
         if tool is None:
-            raise ConfigError("zstd is not installed here", fix="install zstd, or write a .tar.gz or a folder")
+            raise ConfigError(
+                "zstd is not installed here", fix="install zstd, or write a .tar.gz or a folder"
+            )
         data = subprocess.run([tool, "-qc"], input=data, stdout=subprocess.PIPE, check=True).stdout
     path.write_bytes(data)

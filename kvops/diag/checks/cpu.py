@@ -30,7 +30,11 @@ def governor(host: HostFacts) -> Iterator[Finding]:
     paths = [f"{folder}/{cpu}/cpufreq/scaling_governor" for cpu in cpus]
     if not any(host.peek(path) for path in paths):
         policies = attempt(lambda: host.ls(f"{folder}/cpufreq")) or ()
-        paths = [f"{folder}/cpufreq/{policy}/scaling_governor" for policy in policies if policy.startswith("policy")]
+        paths = [
+            f"{folder}/cpufreq/{policy}/scaling_governor"
+            for policy in policies
+            if policy.startswith("policy")
+        ]
     modes: dict[str, list[str]] = {}
     for path in paths:
         mode = (host.peek(path) or "").strip()
@@ -44,11 +48,21 @@ def governor(host: HostFacts) -> Iterator[Finding]:
         driver = (host.peek(where[0].replace("scaling_governor", "scaling_driver")) or "").strip()
         evidence = [host.at(where[0])]
         if mode == "powersave" and driver in ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp"):
-            yield info("CPU governor", f"powersave on {len(where)} CPUs, by {driver}: follows the load by itself",
-                       "performance", evidence=evidence)
+            yield info(
+                "CPU governor",
+                f"powersave on {len(where)} CPUs, by {driver}: follows the load by itself",
+                "performance",
+                evidence=evidence,
+            )
         else:
-            yield warn("CPU governor", f"{mode} on {len(where)} CPUs", "performance",
-                       fix="cpupower frequency-set -g performance", persists=False, evidence=evidence)
+            yield warn(
+                "CPU governor",
+                f"{mode} on {len(where)} CPUs",
+                "performance",
+                fix="cpupower frequency-set -g performance",
+                persists=False,
+                evidence=evidence,
+            )
 
 
 @check(
@@ -62,11 +76,15 @@ def governor(host: HostFacts) -> Iterator[Finding]:
 def cstates(host: HostFacts) -> Iterator[Finding]:
     folder = "/sys/devices/system/cpu/cpu0/cpuidle"
     for state in host.ls(folder):
-        latency = attempt(lambda state=state: host.number(f"{folder}/{state}/latency"))  # type: ignore[misc]
-        disabled = attempt(lambda state=state: host.number(f"{folder}/{state}/disable"))  # type: ignore[misc]
+        latency = attempt(lambda: host.number(f"{folder}/{state}/latency"))
+        disabled = attempt(lambda: host.number(f"{folder}/{state}/disable"))
         if latency is not None and latency > EXIT_LATENCY_US_MAX and not disabled:
-            yield info(f"idle {state}", f"{latency} µs to wake", f"at most {EXIT_LATENCY_US_MAX} µs",
-                       evidence=[host.at(f"{folder}/{state}/latency")])
+            yield info(
+                f"idle {state}",
+                f"{latency} µs to wake",
+                f"at most {EXIT_LATENCY_US_MAX} µs",
+                evidence=[host.at(f"{folder}/{state}/latency")],
+            )
 
 
 @check(
@@ -86,15 +104,21 @@ def steal(host: HostFacts) -> Iterator[Finding]:
     total = sum(after[: STEAL_COLUMN + 1]) - sum(before[: STEAL_COLUMN + 1])
     percent = 100 * (after[STEAL_COLUMN] - before[STEAL_COLUMN]) / total if total > 0 else 0.0
     if percent > STEAL_PERCENT_MAX:
-        yield warn("CPU steal", f"{percent:.1f} % over {window_s:g} s", f"at most {STEAL_PERCENT_MAX:g} %",
-                   fix="move to a dedicated host or instance type", persists=True,
-                   evidence=[host.at("/proc/stat", f"steal {before[STEAL_COLUMN]} → {after[STEAL_COLUMN]}")])
+        yield warn(
+            "CPU steal",
+            f"{percent:.1f} % over {window_s:g} s",
+            f"at most {STEAL_PERCENT_MAX:g} %",
+            fix="move to a dedicated host or instance type",
+            persists=True,
+            evidence=[host.at("/proc/stat", f"steal {before[STEAL_COLUMN]} → {after[STEAL_COLUMN]}")],
+        )
 
 
 @check(
     "cpu.softirq",
     title="The kernel's receive queues keep up",
-    why="Dropped packets of the control path (handshake over TCP) make connections slow; RDMA data are not concerned.",
+    why="Dropped packets of the control path (handshake over TCP) make connections slow; RDMA data are "
+    "not concerned.",
     source="/proc/net/softnet_stat, column 2",
     fix="sysctl -w net.core.netdev_max_backlog=250000; spread receive queues (RPS)",
     undo="write the former value",
@@ -102,8 +126,15 @@ def steal(host: HostFacts) -> Iterator[Finding]:
 )
 def softirq(host: HostFacts) -> Iterator[Finding]:
     window_s = host.need_window()
-    before, after = (proc.parse_softnet_drops(host.text("/proc/net/softnet_stat", sample)) for sample in (0, 1))
+    before, after = (
+        proc.parse_softnet_drops(host.text("/proc/net/softnet_stat", sample)) for sample in (0, 1)
+    )
     if after > before:
-        yield warn("receive backlog", f"{after - before} packets dropped in {window_s:g} s", "0",
-                   fix="sysctl -w net.core.netdev_max_backlog=250000", persists=False,
-                   evidence=[host.at("/proc/net/softnet_stat", f"dropped {before} → {after}")])
+        yield warn(
+            "receive backlog",
+            f"{after - before} packets dropped in {window_s:g} s",
+            "0",
+            fix="sysctl -w net.core.netdev_max_backlog=250000",
+            persists=False,
+            evidence=[host.at("/proc/net/softnet_stat", f"dropped {before} → {after}")],
+        )

@@ -1,4 +1,4 @@
-"""Counters: differences over a window, with traffic. What was counted since boot is history, not a symptom."""
+"""Counters: differences over a window, with traffic. A total since boot is history, not a symptom."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def _say(steps: dict[str, int], window_s: float) -> str:
     "ctr.retransmit_rate",
     title="Next to nothing is sent twice",
     why="Throughput collapses and jitters.",
-    source="hw_counters packet_seq_err, out_of_sequence, implied_nak_seq_err, roce_adp_retrans, roce_slow_restart",
+    source="hw_counters packet_seq_err, out_of_sequence, implied_nak_seq_err, roce_adp_retrans, "
+    "roce_slow_restart",
     fix="see qos.* for the class, link.* for the line, ctr.discards for where it is lost",
     per=Per.PORT,
     kind="Δ",
@@ -81,8 +82,15 @@ def retransmit_rate(port: Port) -> Iterator[Finding]:
     if severity is Outcome.INFO and busy is not False:
         return
     text = _say(steps, window_s) + (f": {share:.1e} of {packets} packets" if share is not None else "")
-    yield finding(severity, port.label, text + (" (idle)" if busy is False else ""), f"below {RETRANSMIT_SHARE_WARN:g} of the packets",
-                  fix="find where it is lost: kvops diagnose --only qos,link,ctr.discards,mtu", persists=None, evidence=evidence)
+    yield finding(
+        severity,
+        port.label,
+        text + (" (idle)" if busy is False else ""),
+        f"below {RETRANSMIT_SHARE_WARN:g} of the packets",
+        fix="find where it is lost: kvops diagnose --only qos,link,ctr.discards,mtu",
+        persists=None,
+        evidence=evidence,
+    )
 
 
 @check(
@@ -130,8 +138,15 @@ def rnr(port: Port) -> Iterator[Finding]:
     window_s = port.host.need_window()
     steps = _grown(port, "rnr_nak_retry_err", "req_rnr_retries_exceeded", "rnr_naks_rcvd")
     if steps:
-        yield finding(Outcome.FAIL if "req_rnr_retries_exceeded" in steps else Outcome.WARN, port.label, _say(steps, window_s),
-                      "+0", fix="look at the receiver's load and memory node", persists=None, evidence=port.counter_evidence(*steps))
+        yield finding(
+            Outcome.FAIL if "req_rnr_retries_exceeded" in steps else Outcome.WARN,
+            port.label,
+            _say(steps, window_s),
+            "+0",
+            fix="look at the receiver's load and memory node",
+            persists=None,
+            evidence=port.counter_evidence(*steps),
+        )
 
 
 @check(
@@ -145,11 +160,23 @@ def rnr(port: Port) -> Iterator[Finding]:
 )
 def remote_access(port: Port) -> Iterator[Finding]:
     window_s = port.host.need_window()
-    steps = _grown(port, "resp_remote_access_errors", "req_remote_access_errors", "req_remote_invalid_request",
-                   "remote_access_err", "remote_invalid_req_err")
+    steps = _grown(
+        port,
+        "resp_remote_access_errors",
+        "req_remote_access_errors",
+        "req_remote_invalid_request",
+        "remote_access_err",
+        "remote_invalid_req_err",
+    )
     if steps:
-        yield fail(port.label, _say(steps, window_s), "+0", fix="refresh the engine's metadata: restart the process that uses old keys",
-                   persists=None, evidence=port.counter_evidence(*steps))
+        yield fail(
+            port.label,
+            _say(steps, window_s),
+            "+0",
+            fix="refresh the engine's metadata: restart the process that uses old keys",
+            persists=None,
+            evidence=port.counter_evidence(*steps),
+        )
 
 
 @check(
@@ -163,15 +190,28 @@ def remote_access(port: Port) -> Iterator[Finding]:
 )
 def local_errors(port: Port) -> Iterator[Finding]:
     window_s = port.host.need_window()
-    steps = _grown(port, "resp_local_length_error", "resp_cqe_error", "req_cqe_error", "local_qp_op_err", "local_protection_err")
+    steps = _grown(
+        port,
+        "resp_local_length_error",
+        "resp_cqe_error",
+        "req_cqe_error",
+        "local_qp_op_err",
+        "local_protection_err",
+    )
     flushed = attempt(lambda: _grown(port, "resp_cqe_flush_error", "req_cqe_flush_error")) or {}
     for side in ("resp", "req"):
         name = f"{side}_cqe_error"
         if name in steps and steps[name] <= flushed.get(f"{side}_cqe_flush_error", 0):
             del steps[name]  # the flushed ones are counted in both: queue pairs were torn down
     if steps:
-        yield warn(port.label, _say(steps, window_s), "+0", fix="see the first non-flush error in the engine's log", persists=None,
-                   evidence=port.counter_evidence(*steps))
+        yield warn(
+            port.label,
+            _say(steps, window_s),
+            "+0",
+            fix="see the first non-flush error in the engine's log",
+            persists=None,
+            evidence=port.counter_evidence(*steps),
+        )
 
 
 @check(
@@ -196,16 +236,23 @@ def out_of_buffer(port: Port) -> Iterator[Finding]:
     if not steps:
         return
     not_ready = attempt(lambda: _grown(port, "rnr_nak_retry_err", "req_rnr_retries_exceeded")) or {}
-    yield finding(Outcome.WARN if not_ready else Outcome.INFO, port.label, _say({**steps, **not_ready}, window_s),
-                  "+0 where sends and receives are used", fix=f"ethtool -G {port.netdev_name or '<netdev>'} rx 8192", persists=False,
-                  evidence=[*port.counter_evidence(*(own or {})), *port.wire_evidence("rx_out_of_buffer")])
+    yield finding(
+        Outcome.WARN if not_ready else Outcome.INFO,
+        port.label,
+        _say({**steps, **not_ready}, window_s),
+        "+0 where sends and receives are used",
+        fix=f"ethtool -G {port.netdev_name or '<netdev>'} rx 8192",
+        persists=False,
+        evidence=[*port.counter_evidence(*(own or {})), *port.wire_evidence("rx_out_of_buffer")],
+    )
 
 
 @check(
     "ctr.discards",
     title="Nothing is dropped at the port",
     why="A drop in the lossless class is a fault; elsewhere it is loss that RoCE has to repair.",
-    source="ethtool rx_discards_phy, rx_prioN_{buf_discard,discards}, tx_discards_phy; counters/port_xmit_discards",
+    source="ethtool rx_discards_phy, rx_prioN_{buf_discard,discards}, tx_discards_phy; "
+    "counters/port_xmit_discards",
     fix="see pcie.stall (host too slow), qos.buffer (headroom), qos.pfc_enabled",
     per=Per.PORT,
     kind="Δ",
@@ -229,27 +276,50 @@ def discards(port: Port) -> Iterator[Finding]:
                 else:
                     best_effort += wire[name]
     if protected:
-        yield fail(port.label, _say(protected, window_s), "+0: the priority is lossless",
-                   fix="see pcie.stall and qos.buffer; check cable length set for the headroom", persists=None,
-                   evidence=port.wire_evidence(*protected))
-    rest = {n: wire.get(n, 0) for n in ("rx_discards_phy", "tx_discards_phy")} | {"port_xmit_discards": own.get("port_xmit_discards", 0)}
+        yield fail(
+            port.label,
+            _say(protected, window_s),
+            "+0: the priority is lossless",
+            fix="see pcie.stall and qos.buffer; check cable length set for the headroom",
+            persists=None,
+            evidence=port.wire_evidence(*protected),
+        )
+    rest = {n: wire.get(n, 0) for n in ("rx_discards_phy", "tx_discards_phy")} | {
+        "port_xmit_discards": own.get("port_xmit_discards", 0)
+    }
     rest["rx_discards_phy"] -= sum(protected.values()) + (best_effort if lossless else 0)
     rest = {name: step for name, step in rest.items() if step > 0}
     if rest:
         rate = sum(rest.values()) / window_s
-        yield finding(Outcome.FAIL if rate > DISCARDS_PER_S_FAIL else Outcome.WARN, port.label, _say(rest, window_s) + f" ({rate:.1f}/s)",
-                      "+0", fix="see pcie.stall, qos.pfc_enabled, qos.tclass_mapping", persists=None,
-                      evidence=[*port.wire_evidence(*rest), *(port.counter_evidence("port_xmit_discards") if "port_xmit_discards" in rest else [])])
+        yield finding(
+            Outcome.FAIL if rate > DISCARDS_PER_S_FAIL else Outcome.WARN,
+            port.label,
+            _say(rest, window_s) + f" ({rate:.1f}/s)",
+            "+0",
+            fix="see pcie.stall, qos.pfc_enabled, qos.tclass_mapping",
+            persists=None,
+            evidence=[
+                *port.wire_evidence(*rest),
+                *(port.counter_evidence("port_xmit_discards") if "port_xmit_discards" in rest else []),
+            ],
+        )
     elif best_effort and not protected:
-        yield finding(Outcome.INFO if lossless else Outcome.WARN, port.label, f"{best_effort} packets of best-effort priorities dropped",
-                      "+0", fix="none for RDMA, if it rides in the lossless class", persists=None,
-                      evidence=port.wire_evidence(*(f"rx_prio{p}_discards" for p in range(8))))
+        yield finding(
+            Outcome.INFO if lossless else Outcome.WARN,
+            port.label,
+            f"{best_effort} packets of best-effort priorities dropped",
+            "+0",
+            fix="none for RDMA, if it rides in the lossless class",
+            persists=None,
+            evidence=port.wire_evidence(*(f"rx_prio{p}_discards" for p in range(8))),
+        )
 
 
 @check(
     "ctr.pause_share",
     title="The port is not held for long",
-    why="rx: peers or the fabric slow us; tx: this host cannot drain. The share of the time counts, not the frames.",
+    why="rx: peers or the fabric slow us; tx: this host cannot drain. The share of the time counts, not "
+    "the frames.",
     source="ethtool {rx,tx}_prioN_pause_duration, {rx,tx}_global_pause_duration (µs) over the window",
     fix="tx: pcie.stall, numa.nic_pinning, pcie.max_read_request; rx: incast, the fabric",
     per=Per.PORT,
@@ -265,22 +335,35 @@ def pause_share(port: Port) -> Iterator[Finding]:
         except Unseen as unseen:
             reason = unseen
             continue
-        durations = {n: s for n, s in steps.items() if n.endswith("_pause_duration") and n[:3] in ("rx_", "tx_")}
+        durations = {
+            n: s for n, s in steps.items() if n.endswith("_pause_duration") and n[:3] in ("rx_", "tx_")
+        }
         seen = seen or bool(durations)
-        for direction, meaning in (("tx", "this host cannot drain the port"), ("rx", "peers or the fabric slow this port")):
-            name = max((n for n in durations if n.startswith(direction)), key=lambda n: durations[n], default=None)
+        for direction, meaning in (
+            ("tx", "this host cannot drain the port"),
+            ("rx", "peers or the fabric slow this port"),
+        ):
+            name = max(
+                (n for n in durations if n.startswith(direction)), key=lambda n: durations[n], default=None
+            )
             share = durations[name] / 1e6 / window_s if name else 0.0
             if name is None or share < PAUSE_INFO:
                 continue
-            severity = Outcome.FAIL if share > PAUSE_FAIL else Outcome.WARN if share >= PAUSE_WARN else Outcome.INFO
+            severity = (
+                Outcome.FAIL if share > PAUSE_FAIL else Outcome.WARN if share >= PAUSE_WARN else Outcome.INFO
+            )
             yield finding(
                 severity,
                 f"{port.label} {netdev.name} {direction}",
                 f"paused {share:.1%} of {window_s:g} s: {meaning}",
                 f"below {PAUSE_INFO:.0%}; {PAUSE_WARN:.0%} hurts",
-                fix="run: kvops diagnose --only pcie,numa,iommu" if direction == "tx" else "look for incast, and at the switch's counters",
+                fix="run: kvops diagnose --only pcie,numa,iommu"
+                if direction == "tx"
+                else "look for incast, and at the switch's counters",
                 persists=None,
-                evidence=port.wire_evidence(name, name.replace("_duration", ""), "outbound_pci_stalled_wr_events"),
+                evidence=port.wire_evidence(
+                    name, name.replace("_duration", ""), "outbound_pci_stalled_wr_events"
+                ),
             )
     if not seen:
         if reason is not None:
@@ -306,8 +389,15 @@ def pause_storm(port: Port) -> Iterator[Finding]:
         ("rx_buffer_passed_thres_phy", Outcome.INFO),
     ):
         if steps.get(name, 0) > 0:
-            yield finding(severity, port.label, f"{name} +{steps[name]} in {window_s:g} s", "+0", fix="see driver.health and dmesg",
-                          persists=None, evidence=port.wire_evidence(name))
+            yield finding(
+                severity,
+                port.label,
+                f"{name} +{steps[name]} in {window_s:g} s",
+                "+0",
+                fix="see driver.health and dmesg",
+                persists=None,
+                evidence=port.wire_evidence(name),
+            )
 
 
 @check(
@@ -321,23 +411,49 @@ def pause_storm(port: Port) -> Iterator[Finding]:
 )
 def ecn_cnp(port: Port) -> Iterator[Finding]:
     window_s = port.host.need_window()
-    steps = port.steps("np_ecn_marked_roce_packets", "np_cnp_sent", "rp_cnp_handled", "rp_cnp_ignored",
-                       "cnpHandled", "cnpIgnored", "cnpSent", "RxECNMrkd")
+    steps = port.steps(
+        "np_ecn_marked_roce_packets",
+        "np_cnp_sent",
+        "rp_cnp_handled",
+        "rp_cnp_ignored",
+        "cnpHandled",
+        "cnpIgnored",
+        "cnpSent",
+        "RxECNMrkd",
+    )
     marked, sent = steps.get("np_ecn_marked_roce_packets", 0), steps.get("np_cnp_sent")
     ignored = steps.get("rp_cnp_ignored", 0) + steps.get("cnpIgnored", 0)
     evidence = port.counter_evidence(*(name for name, step in steps.items() if step))
-    priority = port.host.roce_priority
+    where = port.host.roce_priority if port.host.roce_priority is not None else "<priority>"
     if ignored > 0:
-        yield warn(port.label, f"rp_cnp_ignored +{ignored} in {window_s:g} s", "+0: a CNP must slow its sender",
-                   fix=f"echo 1 > /sys/class/net/{port.netdev_name or '<netdev>'}/ecn/roce_rp/enable/{priority if priority is not None else '<priority>'}",
-                   persists=False, evidence=evidence)
-    elif marked > MARKS_MIN and sent == 0 and str(port.host.expect("congestion_control") or "dcqcn").lower() == "dcqcn":
-        yield warn(port.label, f"{marked} marked packets, no CNP sent in {window_s:g} s", "CNPs back to the sender",
-                   fix=f"echo 1 > /sys/class/net/{port.netdev_name or '<netdev>'}/ecn/roce_np/enable/{priority if priority is not None else '<priority>'}",
-                   persists=False, evidence=evidence)
+        yield warn(
+            port.label,
+            f"rp_cnp_ignored +{ignored} in {window_s:g} s",
+            "+0: a CNP must slow its sender",
+            fix=f"echo 1 > /sys/class/net/{port.netdev_name or '<netdev>'}/ecn/roce_rp/enable/{where}",
+            persists=False,
+            evidence=evidence,
+        )
+    elif (
+        marked > MARKS_MIN
+        and sent == 0
+        and str(port.host.expect("congestion_control") or "dcqcn").lower() == "dcqcn"
+    ):
+        yield warn(
+            port.label,
+            f"{marked} marked packets, no CNP sent in {window_s:g} s",
+            "CNPs back to the sender",
+            fix=f"echo 1 > /sys/class/net/{port.netdev_name or '<netdev>'}/ecn/roce_np/enable/{where}",
+            persists=False,
+            evidence=evidence,
+        )
     elif any(steps.values()):
-        yield info(port.label, _say({n: s for n, s in steps.items() if s}, window_s), "normal: congestion control at work",
-                   evidence=evidence)
+        yield info(
+            port.label,
+            _say({n: s for n, s in steps.items() if s}, window_s),
+            "normal: congestion control at work",
+            evidence=evidence,
+        )
 
 
 @check(
@@ -365,9 +481,15 @@ def jitter(port: Port) -> Iterator[Finding]:
     p1, p50 = ordered[len(ordered) // 100], ordered[len(ordered) // 2]
     stretch = p50 / p1 if p1 else float("inf")  # time for the same bytes, p99 over p50
     if variation > JITTER_VARIATION_MAX or stretch > 3:
-        yield warn(port.label, f"variation {variation:.0%}, slowest window {stretch:.1f} times the median, over {len(moved)} windows",
-                   f"at most {JITTER_VARIATION_MAX:.0%} and 3 times", fix="see ctr.pause_share, ctr.retransmit_rate, cpu.*",
-                   persists=None, evidence=[port.host.meta_evidence("series", port.label)])
+        yield warn(
+            port.label,
+            f"variation {variation:.0%}, slowest window {stretch:.1f} times the median, over {len(moved)} "
+            f"windows",
+            f"at most {JITTER_VARIATION_MAX:.0%} and 3 times",
+            fix="see ctr.pause_share, ctr.retransmit_rate, cpu.*",
+            persists=None,
+            evidence=[port.host.meta_evidence("series", port.label)],
+        )
 
 
 @check(
@@ -386,7 +508,7 @@ def nic_imbalance(host: HostFacts) -> Iterator[Finding]:
             groups[target.name] = target.ports
     else:
         for port in host.ports:
-            board = attempt(lambda port=port: port.device.text("board_id")) or port.device.kind  # type: ignore[misc]
+            board = attempt(lambda: port.device.text("board_id")) or port.device.kind
             groups.setdefault(f"{board} on node {port.device.numa_node}", []).append(port)
     judged = 0
     reason: Unseen | None = None
@@ -401,7 +523,7 @@ def nic_imbalance(host: HostFacts) -> Iterator[Finding]:
             continue
         median = statistics.median(size for _, size in moved.values())
         most = max(size for _, size in moved.values())
-        fastest = max(port.rate.gbps for port, _ in moved.values() if attempt(lambda port=port: port.rate))  # type: ignore[misc]
+        fastest = max(port.rate.gbps for port, _ in moved.values() if attempt(lambda: port.rate))
         if most * 8 < 0.01 * fastest * 1e9 * window_s:
             continue
         judged += 1
@@ -409,11 +531,15 @@ def nic_imbalance(host: HostFacts) -> Iterator[Finding]:
         for label, (port, size) in moved.items():
             if reference and size < IMBALANCE_SHARE * reference:
                 nothing = size < NOTHING * reference
-                yield finding(Outcome.FAIL if nothing else Outcome.WARN, f"{label} ({name})",
-                              f"{size / 1e9:.3g} GB in {window_s:g} s, the others {reference / 1e9:.3g} GB",
-                              f"at least {IMBALANCE_SHARE:.0%} of the others", persists=None,
-                              fix="see link.port_state, gid.*, --device_names and the topology file",
-                              evidence=port.counter_evidence("port_xmit_data", "port_rcv_data"))
+                yield finding(
+                    Outcome.FAIL if nothing else Outcome.WARN,
+                    f"{label} ({name})",
+                    f"{size / 1e9:.3g} GB in {window_s:g} s, the others {reference / 1e9:.3g} GB",
+                    f"at least {IMBALANCE_SHARE:.0%} of the others",
+                    persists=None,
+                    fix="see link.port_state, gid.*, --device_names and the topology file",
+                    evidence=port.counter_evidence("port_xmit_data", "port_rcv_data"),
+                )
     if not judged:
         if reason is not None:
             raise reason
@@ -433,7 +559,12 @@ def port_xmit_wait(port: Port) -> Iterator[Finding]:
     window_s = port.host.need_window()
     steps = _grown(port, "port_xmit_wait")
     if steps:
-        yield info(port.label, _say(steps, window_s), "normal under load", evidence=port.counter_evidence("port_xmit_wait"))
+        yield info(
+            port.label,
+            _say(steps, window_s),
+            "normal under load",
+            evidence=port.counter_evidence("port_xmit_wait"),
+        )
 
 
 @check(
@@ -449,8 +580,14 @@ def integrity(port: Port) -> Iterator[Finding]:
     window_s = port.host.need_window()
     steps = _grown(port, "excessive_buffer_overrun_errors", "local_link_integrity_errors")
     if steps:
-        yield fail(port.label, _say(steps, window_s), "+0", fix="replace the cable; update switch and NIC firmware", persists=True,
-                   evidence=port.counter_evidence(*steps))
+        yield fail(
+            port.label,
+            _say(steps, window_s),
+            "+0",
+            fix="replace the cable; update switch and NIC firmware",
+            persists=True,
+            evidence=port.counter_evidence(*steps),
+        )
 
 
 @check(
@@ -466,14 +603,21 @@ def icrc(port: Port) -> Iterator[Finding]:
     window_s = port.host.need_window()
     steps = _grown(port, "rx_icrc_encapsulated")
     if steps:
-        yield warn(port.label, _say(steps, window_s), "+0", fix="check the path's cables; see who else sends to UDP 4791", persists=None,
-                   evidence=port.counter_evidence("rx_icrc_encapsulated"))
+        yield warn(
+            port.label,
+            _say(steps, window_s),
+            "+0",
+            fix="check the path's cables; see who else sends to UDP 4791",
+            persists=None,
+            evidence=port.counter_evidence("rx_icrc_encapsulated"),
+        )
 
 
 @check(
     "ctr.dup_requests",
     title="Requests come once",
-    why="A request that comes again means that our acknowledgement was lost or late: look at the peer's timeouts.",
+    why="A request that comes again means that our acknowledgement was lost or late: look at the peer's "
+    "timeouts.",
     source="hw_counters duplicate_request",
     fix="see the peer's ctr.timeout_rate",
     per=Per.PORT,
@@ -483,7 +627,12 @@ def dup_requests(port: Port) -> Iterator[Finding]:
     window_s = port.host.need_window()
     steps = _grown(port, "duplicate_request", "dup_req")
     if steps:
-        yield info(port.label, _say(steps, window_s), "follows the peer's timeouts", evidence=port.counter_evidence(*steps))
+        yield info(
+            port.label,
+            _say(steps, window_s),
+            "follows the peer's timeouts",
+            evidence=port.counter_evidence(*steps),
+        )
 
 
 @check(
@@ -509,18 +658,27 @@ def availability(port: Port) -> Iterator[Finding]:
         folders += 1
         if wanted not in names and port.device.kind == "mlx5":
             missing.append(f"{name}/{wanted}")
-        if name == "hw_counters" and port.is_roce and "np_cnp_sent" not in names and port.device.kind == "mlx5":
+        if (
+            name == "hw_counters"
+            and port.is_roce
+            and "np_cnp_sent" not in names
+            and port.device.kind == "mlx5"
+        ):
             missing.append("np_*/rp_*")
     for netdev in port.wire_netdevs:
-        stats = attempt(lambda netdev=netdev: netdev.stats())  # type: ignore[misc]
+        stats = attempt(lambda: netdev.stats())
         if stats is not None and "rx_discards_phy" not in stats and not any("_prio" in n for n in stats):
             missing.append(f"PHY and priority counters of {netdev.name}")
         folders += stats is not None
     if not folders:
         raise Unseen(f"{port.path}/counters", Sight.NOT_COLLECTED)
     if missing:
-        yield info(port.label, f"missing: {', '.join(missing)}", "they count as unseen, not as 0",
-                   evidence=[host.at(f"{port.path}/hw_counters", "names in the folder")])
+        yield info(
+            port.label,
+            f"missing: {', '.join(missing)}",
+            "they count as unseen, not as 0",
+            evidence=[host.at(f"{port.path}/hw_counters", "names in the folder")],
+        )
 
 
 @check(
@@ -541,23 +699,35 @@ def hw_counter_flow(target: Target) -> Iterator[Finding]:
     line_bytes = 0.0
     judged = []
     for port in target.ports:
-        words = attempt(lambda port=port: port.steps("port_xmit_data", "port_rcv_data", "tx_bytes", "rx_bytes"))  # type: ignore[misc]
-        wire = attempt(lambda port=port: port.wire_steps) or {}  # type: ignore[misc]
+        words = attempt(lambda: port.steps("port_xmit_data", "port_rcv_data", "tx_bytes", "rx_bytes"))
+        wire = attempt(lambda: port.wire_steps) or {}
         if words is None:
             continue
         judged.append(port)
-        rdma_bytes += 4 * (words.get("port_xmit_data", 0) + words.get("port_rcv_data", 0)) + words.get("tx_bytes", 0) + words.get("rx_bytes", 0)
+        rdma_bytes += (
+            4 * (words.get("port_xmit_data", 0) + words.get("port_rcv_data", 0))
+            + words.get("tx_bytes", 0)
+            + words.get("rx_bytes", 0)
+        )
         rdma_bytes += wire.get("tx_vport_rdma_unicast_bytes", 0) + wire.get("rx_vport_rdma_unicast_bytes", 0)
         ip_bytes += wire.get("tx_bytes", 0) + wire.get("rx_bytes", 0)
         line_bytes += port.rate.gbps * 1e9 / 8 * window_s
     if not judged:
         raise Unseen(f"RDMA counters of the NICs of {target.name}", Sight.NOT_COLLECTED)
-    texts = [attempt(lambda s=s: target.text("io", s)) for s in (0, 1)]  # type: ignore[misc]
+    texts = [attempt(lambda: target.text("io", s)) for s in (0, 1)]
     if texts[0] and texts[1]:
         fields = [proc.parse_fields(text) for text in texts if text]
-        numbers = [sum(attempt(lambda k=k, f=f: sysfs.parse_int(f[k])) or 0 for k in ("rchar", "wchar") if k in f) for f in fields]  # type: ignore[misc]
+        numbers = [
+            sum(attempt(lambda: sysfs.parse_int(f[k])) or 0 for k in ("rchar", "wchar") if k in f)
+            for f in fields
+        ]
         ip_bytes = max(ip_bytes, numbers[1] - numbers[0])
     if ip_bytes > FALLBACK_SHARE * line_bytes and rdma_bytes < NOTHING * ip_bytes:
-        yield fail(target.label, f"{ip_bytes / 1e9:.3g} GB through sockets, {rdma_bytes / 1e9:.3g} GB by RDMA in {window_s:g} s",
-                   "RDMA: the engine's protocol", fix="see k8s.dev_infiniband, driver.userspace_libs, proc.device_names", persists=None,
-                   evidence=[target.evidence("cmdline"), *judged[0].counter_evidence("port_xmit_data")])
+        yield fail(
+            target.label,
+            f"{ip_bytes / 1e9:.3g} GB through sockets, {rdma_bytes / 1e9:.3g} GB by RDMA in {window_s:g} s",
+            "RDMA: the engine's protocol",
+            fix="see k8s.dev_infiniband, driver.userspace_libs, proc.device_names",
+            persists=None,
+            evidence=[target.evidence("cmdline"), *judged[0].counter_evidence("port_xmit_data")],
+        )

@@ -13,13 +13,26 @@ from kvops.host import Sight
 
 MELLANOX = 0x15B3
 NETWORK_CLASSES = (0x0200, 0x0207)  # Ethernet, InfiniBand controllers
-PROVIDER_MODULES = {"mlx5": "mlx5_ib", "mlx4": "mlx4_ib", "bnxt": "bnxt_re", "irdma": "irdma", "efa": "efa"} | {
+PROVIDER_MODULES = {
+    "mlx5": "mlx5_ib",
+    "mlx4": "mlx4_ib",
+    "bnxt": "bnxt_re",
+    "irdma": "irdma",
+    "efa": "efa",
+} | {
     "erdma": "erdma",
     "hns": "hns_roce_hw_v2",
     "rxe": "rdma_rxe",
     "siw": "siw",
 }
-PROVIDER_LIBRARIES = {"mlx5": "mlx5", "mlx4": "mlx4", "bnxt": "bnxt_re", "irdma": "irdma", "efa": "efa", "erdma": "erdma"} | {
+PROVIDER_LIBRARIES = {
+    "mlx5": "mlx5",
+    "mlx4": "mlx4",
+    "bnxt": "bnxt_re",
+    "irdma": "irdma",
+    "efa": "efa",
+    "erdma": "erdma",
+} | {
     "hns": "hns",
     "rxe": "rxe",
     "siw": "siw",
@@ -65,24 +78,30 @@ def modules_loaded(host: HostFacts) -> Iterator[Finding]:
     wanted["ib_uverbs"] = "verbs"
     for module, owner in wanted.items():
         if not host.module_present(module):
-            yield fail(module, f"not loaded, needed by {owner}", "loaded, or built in",
-                       fix=f"modprobe {module} && echo {module} > /etc/modules-load.d/rdma-{module}.conf", persists=True,
-                       evidence=[host.at("/proc/modules", f"{module} is not listed")])
+            yield fail(
+                module,
+                f"not loaded, needed by {owner}",
+                "loaded, or built in",
+                fix=f"modprobe {module} && echo {module} > /etc/modules-load.d/rdma-{module}.conf",
+                persists=True,
+                evidence=[host.at("/proc/modules", f"{module} is not listed")],
+            )
 
 
 def _uses_cm(host: HostFacts) -> bool:
     """Whether somebody needs the connection manager: the shared device plugin, or a target that says so."""
     for argv in host.argvs("kubectl"):
-        text = attempt(lambda argv=argv: host.command(*argv)) or ""  # type: ignore[misc]
+        text = attempt(lambda: host.command(*argv)) or ""
         if "rdma-shared" in " ".join(argv) or "rdma_cm" in text or '"rdma/' in text:
             return True
-    return any(re.search(r"rdma_?cm", " ".join(attempt(lambda t=t: t.command_line) or [])) for t in host.targets)  # type: ignore[misc]
+    return any(re.search(r"rdma_?cm", " ".join(attempt(lambda: t.command_line) or [])) for t in host.targets)
 
 
 @check(
     "driver.char_devices",
     title="Every device has its nodes under /dev/infiniband",
-    why="Without uverbs no process opens the device; without rdma_cm the shared device plugin advertises nothing.",
+    why="Without uverbs no process opens the device; without rdma_cm the shared device plugin advertises "
+    "nothing.",
     source="/dev/infiniband/{uverbsN,umadN,issmN,rdma_cm}",
     fix="modprobe rdma_ucm ib_umad ib_uverbs, and list them in /etc/modules-load.d",
     undo="modprobe -r rdma_ucm",
@@ -108,15 +127,21 @@ def char_devices(host: HostFacts) -> Iterator[Finding]:
             continue
         device = (host.peek(f"/sys/class/infiniband_verbs/{name}/ibdev") or "").strip()
         if name not in nodes:
-            yield fail(f"{device or name}", f"/dev/infiniband/{name} is missing", "a character device, major 231",
-                       fix="modprobe ib_uverbs; udevadm trigger --subsystem-match=infiniband_verbs", persists=False,
-                       evidence=evidence)
+            yield fail(
+                f"{device or name}",
+                f"/dev/infiniband/{name} is missing",
+                "a character device, major 231",
+                fix="modprobe ib_uverbs; udevadm trigger --subsystem-match=infiniband_verbs",
+                persists=False,
+                evidence=evidence,
+            )
     if "rdma_cm" not in nodes:
         used = _uses_cm(host)
         yield finding(
             Outcome.FAIL if used else Outcome.INFO,
             "/dev/infiniband/rdma_cm",
-            "missing" + (", and the device plugin or an engine needs it" if used else "; nobody seems to need it"),
+            "missing"
+            + (", and the device plugin or an engine needs it" if used else "; nobody seems to need it"),
             "a character device",
             fix="modprobe rdma_ucm && echo rdma_ucm > /etc/modules-load.d/rdma_ucm.conf",
             persists=True,
@@ -138,13 +163,23 @@ def device_count(host: HostFacts) -> Iterator[Finding]:
     evidence: list[Evidence] = [host.at("/sys/class/infiniband", " ".join(names) or "empty")]
     for name in host.expect_strings("rdma_devices"):
         if name not in names:
-            yield fail(name, "no such RDMA device", "present: the operator's list has it",
-                       fix="dmesg | grep -i 'mlx5\\|rdma'; rebind the driver of its PCI function", persists=None,
-                       evidence=evidence)
+            yield fail(
+                name,
+                "no such RDMA device",
+                "present: the operator's list has it",
+                fix="dmesg | grep -i 'mlx5\\|rdma'; rebind the driver of its PCI function",
+                persists=None,
+                evidence=evidence,
+            )
     count = host.expect_int("rdma_device_count")
     if count is not None and len(names) < count:
-        yield fail("RDMA devices", str(len(names)), str(count), fix="find the NIC that is missing: lspci -d 15b3:",
-                   evidence=evidence)
+        yield fail(
+            "RDMA devices",
+            str(len(names)),
+            str(count),
+            fix="find the NIC that is missing: lspci -d 15b3:",
+            evidence=evidence,
+        )
     if host.is_container:
         return
     bonded = {d.pci.bdf.rpartition(".")[0] for d in host.devices if d.pci is not None and d.is_bond}
@@ -155,9 +190,14 @@ def device_count(host: HostFacts) -> Iterator[Finding]:
             continue
         if not (wants_rdma(host) or owners):
             continue
-        yield fail(function.bdf, f"driver {function.driver}, but no device under /sys/class/infiniband", "an RDMA device",
-                   fix=f"devlink dev param show pci/{function.bdf} name enable_roce; modprobe mlx5_ib", persists=False,
-                   evidence=[*evidence, host.at(f"{function.path}/vendor")])
+        yield fail(
+            function.bdf,
+            f"driver {function.driver}, but no device under /sys/class/infiniband",
+            "an RDMA device",
+            fix=f"devlink dev param show pci/{function.bdf} name enable_roce; modprobe mlx5_ib",
+            persists=False,
+            evidence=[*evidence, host.at(f"{function.path}/vendor")],
+        )
 
 
 def _verbs_words(host: HostFacts) -> Iterator[tuple[str, Evidence]]:
@@ -165,7 +205,10 @@ def _verbs_words(host: HostFacts) -> Iterator[tuple[str, Evidence]]:
     for tool in ("ibv_devices", "ibv_devinfo", "ucx_info", "fi_info"):
         for argv in host.argvs(tool):
             result = host.snapshot.run(*argv)
-            for text, name in ((result.stdout, result.file), (result.stderr, result.file.replace(".txt", ".err.txt"))):
+            for text, name in (
+                (result.stdout, result.file),
+                (result.stderr, result.file.replace(".txt", ".err.txt")),
+            ):
                 if text:
                     yield text, Evidence(source=" ".join(argv), file=name, text=text.strip()[:240])
     for target in host.targets:
@@ -190,9 +233,14 @@ def userspace_abi(host: HostFacts) -> Iterator[Finding]:
         seen = True
         line = next((line for line in text.splitlines() if "does not support the kernel ABI" in line), None)
         if line:
-            yield fail("rdma-core", line.strip(), "libraries that support the kernel's ABI",
-                       fix="install a newer rdma-core (libibverbs, its provider) in the image", persists=True,
-                       evidence=[_quote(evidence, line)])
+            yield fail(
+                "rdma-core",
+                line.strip(),
+                "libraries that support the kernel's ABI",
+                fix="install a newer rdma-core (libibverbs, its provider) in the image",
+                persists=True,
+                evidence=[_quote(evidence, line)],
+            )
             return
     if not seen and not host.has_command("ibv_devices"):
         raise Unseen("ibv_devices", host.why_not("ibv_devices"))
@@ -222,37 +270,69 @@ def userspace_libs(host: HostFacts) -> Iterator[Finding]:
     for text, evidence in _verbs_words(host):
         seen = True
         for line in text.splitlines():
-            if re.search(r"couldn't load driver|no userspace device-specific driver|cannot open shared object file.*(verbs|rdmav)", line):
-                yield fail("libibverbs", line.strip(), "the provider's library",
-                           fix="apt install ibverbs-providers (or dnf install libibverbs)", persists=True,
-                           evidence=[_quote(evidence, line)])
+            if re.search(
+                r"couldn't load driver|no userspace device-specific driver|cannot open shared object "
+                r"file.*(verbs|rdmav)",
+                line,
+            ):
+                yield fail(
+                    "libibverbs",
+                    line.strip(),
+                    "the provider's library",
+                    fix="apt install ibverbs-providers (or dnf install libibverbs)",
+                    persists=True,
+                    evidence=[_quote(evidence, line)],
+                )
                 return
     kinds = {PROVIDER_LIBRARIES[device.kind] for device in devices if device.kind in PROVIDER_LIBRARIES}
-    folders = {path: list(names) for path in _LIBRARY_FOLDERS if (names := attempt(lambda path=path: host.ls(path)))}  # type: ignore[misc]
+    folders = {path: list(names) for path in _LIBRARY_FOLDERS if (names := attempt(lambda: host.ls(path)))}
     if folders:
         seen = True
         files = [name for names in folders.values() for name in names]
         for kind in sorted(kinds):
             if not any(kind in name for name in files):
-                yield fail(kind, f"no library for it in {', '.join(folders)}", f"lib{kind}-rdmav*.so",
-                           fix="apt install ibverbs-providers (or dnf install libibverbs)", persists=True,
-                           evidence=[host.at(path, " ".join(names)) for path, names in folders.items()])
+                yield fail(
+                    kind,
+                    f"no library for it in {', '.join(folders)}",
+                    f"lib{kind}-rdmav*.so",
+                    fix="apt install ibverbs-providers (or dnf install libibverbs)",
+                    persists=True,
+                    evidence=[host.at(path, " ".join(names)) for path, names in folders.items()],
+                )
     cache = attempt(lambda: host.command("ldconfig", "-p"))
     if cache is not None:
         seen = True
         if "libibverbs.so" not in cache:
-            yield fail("libibverbs", "not in the linker's cache", "libibverbs.so.1",
-                       fix="apt install libibverbs1 ibverbs-providers", persists=True, evidence=[host.said("ldconfig", "-p")])
+            yield fail(
+                "libibverbs",
+                "not in the linker's cache",
+                "libibverbs.so.1",
+                fix="apt install libibverbs1 ibverbs-providers",
+                persists=True,
+                evidence=[host.said("ldconfig", "-p")],
+            )
     ucx = attempt(lambda: host.command("ucx_info", "-d"))
-    uses_ucx = any(name.startswith("UCX_") for t in host.targets for name in attempt(lambda t=t: t.environ) or {})  # type: ignore[misc]
+    uses_ucx = any(name.startswith("UCX_") for t in host.targets for name in attempt(lambda: t.environ) or {})
     if ucx is not None and uses_ucx and not re.search(r"Transport:\s*(rc|dc|ud)", ucx):
-        yield fail("UCX", "built without verbs transports", "rc_verbs or rc_mlx5", fix="install a UCX built --with-verbs",
-                   persists=True, evidence=[host.said("ucx_info", "-d")])
+        yield fail(
+            "UCX",
+            "built without verbs transports",
+            "rc_verbs or rc_mlx5",
+            fix="install a UCX built --with-verbs",
+            persists=True,
+            evidence=[host.said("ucx_info", "-d")],
+        )
     if any(device.kind == "efa" for device in devices):
         providers = attempt(lambda: host.command("fi_info"))
         if providers is not None and "provider: efa" not in providers:
-            yield fail("libfabric", "has no EFA provider", "provider: efa", fix="install the EFA package of the cloud provider",
-                       persists=True, evidence=[host.said("fi_info")])
+            yield fail(
+                "libfabric",
+                "has no EFA provider",
+                "provider: efa",
+                fix="install the EFA package of the cloud provider",
+                persists=True,
+                evidence=[host.said("fi_info")],
+            )
     if not seen:
         raise Unseen("libibverbs and its providers", Sight.NOT_COLLECTED)
 
@@ -260,27 +340,39 @@ def userspace_libs(host: HostFacts) -> Iterator[Finding]:
 @check(
     "driver.ofed_mismatch",
     title="The RDMA modules are of one make, and those on disk",
-    why="Modules of two makes disagree about symbols; after an update without a reboot peermem refuses to load.",
+    why="Modules of two makes disagree about symbols; after an update without a reboot peermem refuses to "
+    "load.",
     source="/sys/module/{mlx5_core,mlx5_ib,ib_core,nvidia_peermem}/{version,srcversion}, modinfo, dmesg",
     fix="reinstall RDMA stack, then GPU driver, in this order, and reboot",
 )
 def ofed_mismatch(host: HostFacts) -> Iterator[Finding]:
-    symbols = attempt(lambda: host.log_lines(r"(mlx5|ib_|rdma)\w*: (disagrees about version of symbol|Unknown symbol)")) or []
+    symbols = (
+        attempt(
+            lambda: host.log_lines(r"(mlx5|ib_|rdma)\w*: (disagrees about version of symbol|Unknown symbol)")
+        )
+        or []
+    )
     versions: dict[str, str] = {}
     for module in ("ib_core", "mlx5_core", "mlx5_ib"):
-        if attempt(lambda module=module: host.ls(f"/sys/module/{module}")) is None:  # type: ignore[misc]
+        if attempt(lambda: host.ls(f"/sys/module/{module}")) is None:
             continue
         version = host.get(f"/sys/module/{module}/version")
         versions[module] = version.strip() if version else "inbox"
     severity = Outcome.FAIL if symbols else Outcome.WARN
     logged = [host.log_evidence(line) for line in symbols[:2]]
     if len(set(versions.values())) > 1:
-        yield finding(severity, "RDMA modules", ", ".join(f"{m} {v}" for m, v in versions.items()), "one version",
-                      fix="reinstall the RDMA stack, rebuild the initramfs, reboot", persists=True,
-                      evidence=[*(host.at(f"/sys/module/{m}/version") for m in versions), *logged])
+        yield finding(
+            severity,
+            "RDMA modules",
+            ", ".join(f"{m} {v}" for m, v in versions.items()),
+            "one version",
+            fix="reinstall the RDMA stack, rebuild the initramfs, reboot",
+            persists=True,
+            evidence=[*(host.at(f"/sys/module/{m}/version") for m in versions), *logged],
+        )
     compared = False
     for module in ("ib_core", "mlx5_core", "mlx5_ib", "nvidia_peermem"):
-        text = attempt(lambda module=module: host.command("modinfo", module))  # type: ignore[misc]
+        text = attempt(lambda: host.command("modinfo", module))
         if text is None:
             continue
         disk = dict(re.findall(r"^(version|srcversion):\s+(\S+)", text, re.MULTILINE))
@@ -290,9 +382,15 @@ def ofed_mismatch(host: HostFacts) -> Iterator[Finding]:
                 continue
             compared = True
             if running.strip() != value:
-                yield finding(severity, module, f"{name} {running.strip()} is running", f"{value}, as on disk",
-                              fix="reboot (the module was replaced while loaded)", persists=True,
-                              evidence=[host.at(f"/sys/module/{module}/{name}"), host.said("modinfo", module), *logged])
+                yield finding(
+                    severity,
+                    module,
+                    f"{name} {running.strip()} is running",
+                    f"{value}, as on disk",
+                    fix="reboot (the module was replaced while loaded)",
+                    persists=True,
+                    evidence=[host.at(f"/sys/module/{module}/{name}"), host.said("modinfo", module), *logged],
+                )
                 break
     if not versions and not compared:
         raise Unseen("/sys/module/ib_core", Sight.NOT_COLLECTED)
@@ -312,9 +410,9 @@ def ofed_mismatch(host: HostFacts) -> Iterator[Finding]:
 def fw_consistency(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     boards: dict[str, dict[str, list[RdmaDevice]]] = {}
     for host in nodes:
-        for device in attempt(lambda host=host: host.devices_in_scope) or ():  # type: ignore[misc]
-            board = attempt(lambda device=device: device.text("board_id"))  # type: ignore[misc]
-            version = attempt(lambda device=device: device.text("fw_ver"))  # type: ignore[misc]
+        for device in attempt(lambda: host.devices_in_scope) or ():
+            board = attempt(lambda: device.text("board_id"))
+            version = attempt(lambda: device.text("fw_ver"))
             if board and version:
                 boards.setdefault(board, {}).setdefault(version, []).append(device)
     if not boards:
@@ -327,10 +425,17 @@ def fw_consistency(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
             if version == usual:
                 continue
             for device in devices[:16]:
-                yield warn(f"{device.host.name} {device.name}", f"firmware {version} on board {board}",
-                           f"{usual}, as {len(versions[usual])} others",
-                           fix=f"mlxfwmanager -d {device.pci.bdf if device.pci else device.name} -u", persists=True,
-                           evidence=[device.host.at(f"{device.path}/fw_ver"), device.host.at(f"{device.path}/board_id")])
+                yield warn(
+                    f"{device.host.name} {device.name}",
+                    f"firmware {version} on board {board}",
+                    f"{usual}, as {len(versions[usual])} others",
+                    fix=f"mlxfwmanager -d {device.pci.bdf if device.pci else device.name} -u",
+                    persists=True,
+                    evidence=[
+                        device.host.at(f"{device.path}/fw_ver"),
+                        device.host.at(f"{device.path}/board_id"),
+                    ],
+                )
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -355,9 +460,14 @@ def fw_policy(device: RdmaDevice) -> Iterator[Finding]:
         raise Skip(f"the profile says nothing about board {board}")
     version = device.text("fw_ver")
     if _version(version) < _version(least):
-        yield warn(device.name, f"firmware {version}", f"at least {least} on board {board}",
-                   fix=f"mlxfwmanager -d {device.pci.bdf if device.pci else device.name} -u", persists=True,
-                   evidence=[device.host.at(f"{device.path}/fw_ver")])
+        yield warn(
+            device.name,
+            f"firmware {version}",
+            f"at least {least} on board {board}",
+            fix=f"mlxfwmanager -d {device.pci.bdf if device.pci else device.name} -u",
+            persists=True,
+            evidence=[device.host.at(f"{device.path}/fw_ver")],
+        )
 
 
 @check(
@@ -371,23 +481,37 @@ def fw_policy(device: RdmaDevice) -> Iterator[Finding]:
 )
 def fw_package(host: HostFacts) -> Iterator[Finding]:
     functions = [f for f in attempt(lambda: host.pci) or [] if f.driver in ("ice", "idpf")]
-    lines = attempt(lambda: host.log_lines(r"\bice\b.*(Safe Mode|safe mode|DDP package|RDMA is not supported)"))
+    lines = attempt(
+        lambda: host.log_lines(r"\bice\b.*(Safe Mode|safe mode|DDP package|RDMA is not supported)")
+    )
     if not functions and not lines:
         raise Skip("no NIC with a loadable package")
     if lines is None:
         host.log  # noqa: B018 - raises the reason
         return
-    safe = [line for line in lines if re.search(r"[Ss]afe [Mm]ode|package.*(not found|missing|failed)", line.text)]
+    safe = [
+        line for line in lines if re.search(r"[Ss]afe [Mm]ode|package.*(not found|missing|failed)", line.text)
+    ]
     if safe:
-        yield fail(_bdf(safe[-1].text), safe[-1].text[:160], "the DDP package loaded",
-                   fix="install linux-firmware (intel/ice/ddp/ice.pkg), rebuild the initramfs, reload ice", persists=True,
-                   evidence=[host.log_evidence(safe[-1])])
+        yield fail(
+            _bdf(safe[-1].text),
+            safe[-1].text[:160],
+            "the DDP package loaded",
+            fix="install linux-firmware (intel/ice/ddp/ice.pkg), rebuild the initramfs, reload ice",
+            persists=True,
+            evidence=[host.log_evidence(safe[-1])],
+        )
         return
     for line in lines:
         if "RDMA is not supported" in line.text:
-            yield fail(_bdf(line.text), "the package is loaded, and still no RDMA on this port", "a port mode with RDMA",
-                       fix="change the port option: devlink port … or epct; see the vendor's list of port modes", persists=True,
-                       evidence=[host.log_evidence(line)])
+            yield fail(
+                _bdf(line.text),
+                "the package is loaded, and still no RDMA on this port",
+                "a port mode with RDMA",
+                fix="change the port option: devlink port … or epct; see the vendor's list of port modes",
+                persists=True,
+                evidence=[host.log_evidence(line)],
+            )
             return
 
 
@@ -414,14 +538,24 @@ def fw_pending(device: RdmaDevice) -> Iterator[Finding]:
         raise Unseen(f"mlxconfig -e q, mstflint q of {function.bdf}", host.why_not("mlxconfig", "mstflint"))
     waiting = [f"{n}: {v[-2]} → {v[-1]}" for n, v in (config or {}).items() if len(v) == 3 and v[-2] != v[-1]]
     if waiting:
-        yield info(device.name, "; ".join(waiting[:6]), "no setting that waits for a reset",
-                   fix=f"mlxfwreset -d {function.bdf} reset", persists=True,
-                   evidence=[host.said("mlxconfig", "-d", function.bdf, text="; ".join(waiting[:4]))])
+        yield info(
+            device.name,
+            "; ".join(waiting[:6]),
+            "no setting that waits for a reset",
+            fix=f"mlxfwreset -d {function.bdf} reset",
+            persists=True,
+            evidence=[host.said("mlxconfig", "-d", function.bdf, text="; ".join(waiting[:4]))],
+        )
     versions = dict(re.findall(r"^FW Version(\(Running\))?:\s*(\S+)", image or "", re.MULTILINE))
     if len(versions) == 2 and versions[""] != versions["(Running)"]:
-        yield info(device.name, f"firmware {versions['(Running)']} runs, {versions['']} is on flash", "the same",
-                   fix=f"mlxfwreset -d {function.bdf} reset", persists=True,
-                   evidence=[host.said("mstflint", "-d", function.bdf)])
+        yield info(
+            device.name,
+            f"firmware {versions['(Running)']} runs, {versions['']} is on flash",
+            "the same",
+            fix=f"mlxfwreset -d {function.bdf} reset",
+            persists=True,
+            evidence=[host.said("mstflint", "-d", function.bdf)],
+        )
 
 
 @check(
@@ -437,27 +571,44 @@ def health(host: HostFacts) -> Iterator[Finding]:
     reports: list[tuple[str, str, int]] = []
     seen = None
     for argv in host.argvs("devlink", "health"):
-        result = attempt(lambda argv=argv: host.result(*argv))  # type: ignore[misc]
+        result = attempt(lambda: host.result(*argv))
         if result is not None:
             reports += rdma.parse_devlink_health(result.stdout)
             seen = host.said(*argv)
     for reporter, state, errors in reports:
         if state != "healthy":
-            yield fail(f"reporter {reporter}", f"state {state}, {errors} errors", "healthy",
-                       fix=f"devlink health diagnose … reporter {reporter}; devlink health recover …", persists=False,
-                       evidence=[seen])
-    lines = attempt(lambda: host.log_lines(r"health compromised|assert_var\[|[Ff]irmware fatal|FW fatal|fw_fatal|device's health.*compromised"))
+            yield fail(
+                f"reporter {reporter}",
+                f"state {state}, {errors} errors",
+                "healthy",
+                fix=f"devlink health diagnose … reporter {reporter}; devlink health recover …",
+                persists=False,
+                evidence=[seen],
+            )
+    lines = attempt(
+        lambda: host.log_lines(
+            r"health compromised|assert_var\[|[Ff]irmware fatal|FW fatal|fw_fatal|device's "
+            r"health.*compromised"
+        )
+    )
     if lines:
-        yield fail(_bdf(lines[-1].text), lines[-1].text[:160], "no firmware error since boot",
-                   fix="devlink health dump show … > dump; open a case with the vendor", persists=None,
-                   evidence=[host.log_evidence(line) for line in lines[-2:]])
+        yield fail(
+            _bdf(lines[-1].text),
+            lines[-1].text[:160],
+            "no firmware error since boot",
+            fix="devlink health dump show … > dump; open a case with the vendor",
+            persists=None,
+            evidence=[host.log_evidence(line) for line in lines[-2:]],
+        )
     if seen is None and lines is None:
         host.log  # noqa: B018 - raises the reason
 
 
 _RESOURCE = re.compile(r"no resources\s*\(0xf\)|limits exceeded\s*\(0x8\)")
 _BAD_PARAMETER = re.compile(r"bad (?:parameter|param)\s*\(0x3\)")
-_VERB = re.compile(r"\b(CREATE_MKEY|CREATE_QP|CREATE_CQ|CREATE_SRQ|RST2INIT_QP|INIT2RTR_QP|RTR2RTS_QP|INIT2INIT_QP|ALLOC_PD)\b")
+_VERB = re.compile(
+    r"\b(CREATE_MKEY|CREATE_QP|CREATE_CQ|CREATE_SRQ|RST2INIT_QP|INIT2RTR_QP|RTR2RTS_QP|INIT2INIT_QP|ALLOC_PD)\b"
+)
 
 
 @check(
@@ -465,12 +616,15 @@ _VERB = re.compile(r"\b(CREATE_MKEY|CREATE_QP|CREATE_CQ|CREATE_SRQ|RST2INIT_QP|I
     title="The driver's verbs succeed",
     why="The kernel's log names the verb that failed and the reason, which the engine's does not.",
     source="dmesg mlx5_cmd_*failed, bnxt_en Firmware, irdma AE",
-    fix="by class: no resources → mem.mkey_resources; limits exceeded → limits.qp_capacity; bad parameter → GID and MTU",
+    fix="by class: no resources → mem.mkey_resources; limits exceeded → limits.qp_capacity; bad parameter "
+    "→ GID and MTU",
     kind="L",
     root="p",
 )
 def kernel_log(host: HostFacts) -> Iterator[Finding]:
-    lines = host.log_lines(r"mlx5_cmd_\w*.*failed|mlx5_core .*\bfailed, status|bnxt_(en|re) .*(Firmware|failed)|irdma .*\bAE\b")
+    lines = host.log_lines(
+        r"mlx5_cmd_\w*.*failed|mlx5_core .*\bfailed, status|bnxt_(en|re) .*(Firmware|failed)|irdma .*\bAE\b"
+    )
     classes: dict[tuple[Outcome, str], list[int]] = {}
     for index, line in enumerate(lines):
         if "ACCESS_REG" in line.text:
@@ -485,9 +639,15 @@ def kernel_log(host: HostFacts) -> Iterator[Finding]:
         classes.setdefault(key, []).append(index)
     for (severity, text), where in classes.items():
         last = lines[where[-1]]
-        yield finding(severity, _bdf(last.text), f"{text} ({len(where)} times since boot)", "no failing verb",
-                      fix="see mem.mkey_resources, limits.qp_capacity, gid.index_empty", persists=None,
-                      evidence=[host.log_evidence(last)])
+        yield finding(
+            severity,
+            _bdf(last.text),
+            f"{text} ({len(where)} times since boot)",
+            "no failing verb",
+            fix="see mem.mkey_resources, limits.qp_capacity, gid.index_empty",
+            persists=None,
+            evidence=[host.log_evidence(last)],
+        )
 
 
 @check(
@@ -506,9 +666,17 @@ def device_unbound(host: HostFacts) -> Iterator[Finding]:
         raise Unseen("driver links of PCI functions", Sight.NOT_COLLECTED)
     for function in _nics(host):
         if function.driver is None and not function.is_virtual:
-            yield fail(function.bdf, "no driver bound", "mlx5_core (vfio-pci if it is for a guest)",
-                       fix=f"echo {function.bdf} > /sys/bus/pci/drivers_probe", persists=False,
-                       evidence=[host.at(f"{function.path}/vendor"), host.at(f"{function.path}/driver", "no such link")])
+            yield fail(
+                function.bdf,
+                "no driver bound",
+                "mlx5_core (vfio-pci if it is for a guest)",
+                fix=f"echo {function.bdf} > /sys/bus/pci/drivers_probe",
+                persists=False,
+                evidence=[
+                    host.at(f"{function.path}/vendor"),
+                    host.at(f"{function.path}/driver", "no such link"),
+                ],
+            )
 
 
 @check(
@@ -528,7 +696,7 @@ def dpu_mode(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     bluefields = False
     reason: Unseen | None = None
     for host in nodes:
-        for device in attempt(lambda host=host: host.devices_in_scope) or ():  # type: ignore[misc]
+        for device in attempt(lambda: host.devices_in_scope) or ():
             if device.pci is None:
                 continue
             try:
@@ -544,19 +712,22 @@ def dpu_mode(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
             dpu = value.startswith("ENABLED") or value == "0"
             modes.setdefault("DPU" if dpu else "NIC", []).append(device)
             name = device.ports[0].netdev_name if device.ports else None
-            states = [n.state for n in attempt(lambda host=host: host.neighbours) or () if n.device == name]  # type: ignore[misc]
+            states = [n.state for n in attempt(lambda: host.neighbours) or () if n.device == name]
             dead = bool(states) and all(state in ("FAILED", "INCOMPLETE") for state in states)
-            moved = attempt(lambda device=device: device.ports[0].traffic_bytes) if device.ports else None  # type: ignore[misc]
+            moved = attempt(lambda: device.ports[0].traffic_bytes) if device.ports else None
             silent = moved is not None and moved[0] > 0 and moved[1] == 0
             if dpu and (dead or silent):
                 yield fail(
                     f"{host.name} {device.name}",
                     "DPU mode, and " + ("all neighbours FAILED" if dead else "nothing is received"),
                     "a switch on the Arm side, or NIC mode",
-                    fix=f"on the Arm side: ovs-vsctl show; or mlxconfig -d {device.pci.bdf} set INTERNAL_CPU_OFFLOAD_ENGINE=1",
+                    fix=f"on the Arm side: ovs-vsctl show; or mlxconfig -d {device.pci.bdf} set "
+                    f"INTERNAL_CPU_OFFLOAD_ENGINE=1",
                     persists=True,
                     evidence=[
-                        host.said("mlxconfig", "-d", device.pci.bdf, text=f"INTERNAL_CPU_OFFLOAD_ENGINE {value}"),
+                        host.said(
+                            "mlxconfig", "-d", device.pci.bdf, text=f"INTERNAL_CPU_OFFLOAD_ENGINE {value}"
+                        ),
                         *host.ip_evidence("neigh"),
                     ],
                 )
@@ -566,8 +737,13 @@ def dpu_mode(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
         raise Skip("no BlueField seen")
     if len(modes) > 1:
         few = min(modes, key=lambda mode: len(modes[mode]))
-        yield warn(", ".join(f"{d.host.name} {d.name}" for d in modes[few][:8]), f"{few} mode",
-                   f"{'NIC' if few == 'DPU' else 'DPU'} mode, as the others", fix="set one mode on all nodes", persists=True)
+        yield warn(
+            ", ".join(f"{d.host.name} {d.name}" for d in modes[few][:8]),
+            f"{few} mode",
+            f"{'NIC' if few == 'DPU' else 'DPU'} mode, as the others",
+            fix="set one mode on all nodes",
+            persists=True,
+        )
 
 
 @check(
@@ -584,8 +760,14 @@ def vf_revoked(host: HostFacts) -> Iterator[Finding]:
     for path in gone if isinstance(gone, list) else []:
         match = re.fullmatch(r"/sys/class/infiniband/([^/]+)", str(path))
         if match:
-            yield fail(match[1], "vanished between the two samples", "there all the time",
-                       fix="restart the processes that use it", persists=False, evidence=[host.meta_evidence("gone", str(path))])
+            yield fail(
+                match[1],
+                "vanished between the two samples",
+                "there all the time",
+                fix="restart the processes that use it",
+                persists=False,
+                evidence=[host.meta_evidence("gone", str(path))],
+            )
     lines = host.log_lines(r"Data path switched from VF|VF unregistering")
     if not lines:
         return
@@ -599,16 +781,24 @@ def vf_revoked(host: HostFacts) -> Iterator[Finding]:
         severity = Outcome.FAIL
     else:
         severity = Outcome.WARN if today else Outcome.INFO
-    yield finding(severity, "virtual function", f"taken away {recent} times in the last hour, {today} in the last day",
-                  "never while in use", fix="restart the store; ask the provider about maintenance", persists=False,
-                  evidence=[host.log_evidence(lines[-1])])
+    yield finding(
+        severity,
+        "virtual function",
+        f"taken away {recent} times in the last hour, {today} in the last day",
+        "never while in use",
+        fix="restart the store; ask the provider about maintenance",
+        persists=False,
+        evidence=[host.log_evidence(lines[-1])],
+    )
 
 
 @check(
     "driver.rdma_protocol",
     title="The port speaks RoCE, not iWARP",
-    why="The engine makes its queue pairs by hand, which an iWARP port cannot connect: RTS fails with EINVAL.",
-    source="/sys/class/infiniband/<dev>/node_type ('4: RNIC'), devlink dev param enable_roce/enable_iwarp, roce_ena",
+    why="The engine makes its queue pairs by hand, which an iWARP port cannot connect: RTS fails with "
+    "EINVAL.",
+    source="/sys/class/infiniband/<dev>/node_type ('4: RNIC'), devlink dev param "
+    "enable_roce/enable_iwarp, roce_ena",
     fix="devlink dev param set pci/<bdf> name enable_roce value true cmode runtime, or irdma roce_ena=1",
     undo="set enable_iwarp again",
     per=Per.DEVICE,
@@ -622,27 +812,36 @@ def rdma_protocol(device: RdmaDevice) -> Iterator[Finding]:
     params = {}
     for argv in host.argvs("devlink", "param"):
         if f"pci/{bdf}" in argv or len(argv) == 4:
-            params.update(attempt(lambda argv=argv: rdma.parse_devlink_params(host.command(*argv))) or {})  # type: ignore[misc]
-    roce_off = params.get("enable_roce", {}).get("runtime") == "false" and params.get("enable_iwarp", {}).get("runtime") == "true"
+            params.update(attempt(lambda: rdma.parse_devlink_params(host.command(*argv))) or {})
+    roce_off = (
+        params.get("enable_roce", {}).get("runtime") == "false"
+        and params.get("enable_iwarp", {}).get("runtime") == "true"
+    )
     if node_type[0] == 4 or roce_off:
         targets = [target for target in host.targets if target.protocol == "tcp"]
         if host.targets and len(targets) == len(host.targets):
             raise Skip("every target uses TCP")
         yield fail(
             device.name,
-            f"node_type {node_type[0]}: {node_type[1]}" + (", enable_iwarp true" if roce_off else "") + " (iWARP)",
+            f"node_type {node_type[0]}: {node_type[1]}"
+            + (", enable_iwarp true" if roce_off else "")
+            + " (iWARP)",
             "RoCE v2: the engine's queue pairs need it",
             fix=f"devlink dev param set pci/{bdf} name enable_roce value true cmode runtime && "
             f"devlink dev reload pci/{bdf}   (older: modprobe irdma roce_ena=1)",
             persists=False,
-            evidence=[host.at(f"{device.path}/node_type"), *(host.said(*argv) for argv in host.argvs("devlink", "param"))],
+            evidence=[
+                host.at(f"{device.path}/node_type"),
+                *(host.said(*argv) for argv in host.argvs("devlink", "param")),
+            ],
         )
 
 
 @check(
     "driver.kernel_drift",
     title="The nodes run one kernel",
-    why="Names, GID order and defaults differ between kernels; a new failure after an update has its cause here.",
+    why="Names, GID order and defaults differ between kernels; a new failure after an update has its "
+    "cause here.",
     source="/proc/sys/kernel/osrelease across nodes",
     fix="align the kernels",
     per=Per.FLEET,
@@ -657,14 +856,17 @@ def kernel_drift(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
         usual = max(versions, key=lambda v: len(versions[v]))
         for version, names in versions.items():
             if version != usual:
-                yield info(", ".join(names[:8]), f"kernel {version}", f"{usual}, as {len(versions[usual])} others")
+                yield info(
+                    ", ".join(names[:8]), f"kernel {version}", f"{usual}, as {len(versions[usual])} others"
+                )
 
 
 @check(
     "driver.module_temp",
     title="Optical modules are cool and seated",
     why="Overheated or badly seated modules flap.",
-    source="ethtool -S module_{high_temp,bus_stuck,bad_shorted,unplug}; dmesg 'Port module event[error]'; ethtool -m",
+    source="ethtool -S module_{high_temp,bus_stuck,bad_shorted,unplug}; dmesg 'Port module event[error]'; "
+    "ethtool -m",
     fix="check airflow, reseat or replace the module",
     per=Per.PORT,
     kind="Δ/L",
@@ -676,8 +878,14 @@ def module_temp(port: Port) -> Iterator[Finding]:
     bdf = port.device.pci.bdf if port.device.pci is not None else ""
     mine = [line for line in lines if not bdf or bdf in line.text]
     if mine:
-        yield fail(port.label, mine[-1].text[:160], "no module error since boot", fix="reseat or replace the module",
-                   persists=True, evidence=[host.log_evidence(mine[-1])])
+        yield fail(
+            port.label,
+            mine[-1].text[:160],
+            "no module error since boot",
+            fix="reseat or replace the module",
+            persists=True,
+            evidence=[host.log_evidence(mine[-1])],
+        )
     names = ("module_high_temp", "module_bus_stuck", "module_bad_shorted", "module_unplug")
     try:
         steps = port.wire_steps
@@ -687,7 +895,11 @@ def module_temp(port: Port) -> Iterator[Finding]:
         raise
     grown = {name: steps[name] for name in names if steps.get(name, 0) > 0}
     if grown:
-        yield warn(port.label, ", ".join(f"{n} +{c}" for n, c in grown.items()), "+0",
-                   fix="check airflow; reseat or replace the module", persists=True, evidence=port.wire_evidence(*grown))
-
-
+        yield warn(
+            port.label,
+            ", ".join(f"{n} +{c}" for n, c in grown.items()),
+            "+0",
+            fix="check airflow; reseat or replace the module",
+            persists=True,
+            evidence=port.wire_evidence(*grown),
+        )

@@ -23,12 +23,14 @@ def _wants_gpu(host: HostFacts) -> bool:
     if host.expect_int("gpu_buffer_bytes"):
         return True
     for target in host.targets:
-        words = " ".join(attempt(lambda target=target: target.command_line) or [])  # type: ignore[misc]
+        words = " ".join(attempt(lambda: target.command_line) or [])
         if re.search(r"use_vram|gpu_direct|cuda|--gpu", words):
             return True
         log = target.log
-        for hit in re.finditer(r"register memory[^\n]*?(0x[0-9a-fA-F]{4,16})[^\n]*(?:Bad address|\[14\])", log[1] if log else ""):
-            regions = attempt(lambda target=target: proc.parse_maps(target.text("maps")))  # type: ignore[misc]
+        for hit in re.finditer(
+            r"register memory[^\n]*?(0x[0-9a-fA-F]{4,16})[^\n]*(?:Bad address|\[14\])", log[1] if log else ""
+        ):
+            regions = attempt(lambda: proc.parse_maps(target.text("maps")))
             address = int(hit[1], 16)
             region = next((r for r in regions or () if r.start <= address < r.end), None)
             if host.gpus and (region is None or "nvidia" in region.name):
@@ -75,8 +77,15 @@ def peermem_loaded(host: HostFacts) -> Iterator[Finding]:
         "one of both",
         fix="modprobe nvidia-peermem && echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf",
         persists=True,
-        evidence=[host.at("/proc/modules", "nvidia_peermem is not listed"), host.at("/proc/driver/nvidia/version"),
-                  *(host.at(path, "Failed to register memory … [14]") for path, text in logs if "egister memory" in text)],
+        evidence=[
+            host.at("/proc/modules", "nvidia_peermem is not listed"),
+            host.at("/proc/driver/nvidia/version"),
+            *(
+                host.at(path, "Failed to register memory … [14]")
+                for path, text in logs
+                if "egister memory" in text
+            ),
+        ],
     )
 
 
@@ -119,9 +128,14 @@ def dmabuf(host: HostFacts) -> Iterator[Finding]:
         return
     if path is None:
         raise Unseen("/proc/driver/nvidia/version", Sight.NOT_COLLECTED)
-    yield fail("GPU memory", f"kernel {host.kernel}, closed GPU modules or too old a kernel, and no peermem", "dma-buf or peermem",
-               fix="install the open GPU kernel modules, or modprobe nvidia-peermem", persists=True,
-               evidence=[host.at("/proc/driver/nvidia/version"), host.at("/proc/sys/kernel/osrelease")])
+    yield fail(
+        "GPU memory",
+        f"kernel {host.kernel}, closed GPU modules or too old a kernel, and no peermem",
+        "dma-buf or peermem",
+        fix="install the open GPU kernel modules, or modprobe nvidia-peermem",
+        persists=True,
+        evidence=[host.at("/proc/driver/nvidia/version"), host.at("/proc/sys/kernel/osrelease")],
+    )
 
 
 def _bar1(host: HostFacts) -> list[misc.GpuMemory]:
@@ -132,7 +146,7 @@ def _bar1(host: HostFacts) -> list[misc.GpuMemory]:
     for gpu in host.gpus:
         rows = (host.peek(f"{gpu.path}/resource") or "").split("\n")
         if len(rows) > 1 and len(words := rows[1].split()) >= 2:
-            limits = [attempt(lambda w=w: sysfs.parse_int(w)) for w in words[:2]]  # type: ignore[misc]
+            limits = [attempt(lambda: sysfs.parse_int(w)) for w in words[:2]]
             if limits[0] is not None and limits[1]:
                 size = limits[1] - limits[0] + 1
                 found.append(misc.GpuMemory(gpu.bdf, size, size))
@@ -158,11 +172,23 @@ def bar1_size(host: HostFacts) -> Iterator[Finding]:
     for gpu in _bar1(host):
         evidence = [next((host.said(*a) for a in host.argvs("nvidia-smi") if "MEMORY" in a), None)]
         if need is not None and need > gpu.bar1_free:
-            yield fail(f"GPU {gpu.bdf}", f"BAR1 {gib(gpu.bar1_free)} free of {gib(gpu.bar1_total)}", f"{gib(need)}: its buffers",
-                       fix="enable large BAR (Above 4G Decoding) in the firmware, or register less", persists=True, evidence=evidence)
+            yield fail(
+                f"GPU {gpu.bdf}",
+                f"BAR1 {gib(gpu.bar1_free)} free of {gib(gpu.bar1_total)}",
+                f"{gib(need)}: its buffers",
+                fix="enable large BAR (Above 4G Decoding) in the firmware, or register less",
+                persists=True,
+                evidence=evidence,
+            )
         elif gpu.bar1_total <= SMALL_BAR1_BYTES:
-            yield warn(f"GPU {gpu.bdf}", f"BAR1 of {gib(gpu.bar1_total)}", "as large as its memory",
-                       fix="enable large BAR (Above 4G Decoding) in the firmware", persists=True, evidence=evidence)
+            yield warn(
+                f"GPU {gpu.bdf}",
+                f"BAR1 of {gib(gpu.bar1_total)}",
+                "as large as its memory",
+                fix="enable large BAR (Above 4G Decoding) in the firmware",
+                persists=True,
+                evidence=evidence,
+            )
 
 
 @check(
@@ -184,9 +210,17 @@ def expandable_segments(target: Target) -> Iterator[Finding]:
         loaded = attempt(lambda: _peermem(host))
         if loaded is False:
             raise Skip("no peermem: the dma-buf path takes them")
-        yield warn(target.label, f"{name}={value}, with peermem", "expandable_segments:False",
-                   fix=f"export {name}=expandable_segments:False and restart it", persists=True,
-                   evidence=[target.evidence("environ", f"{name}={value}"), host.at("/proc/modules", "nvidia_peermem")])
+        yield warn(
+            target.label,
+            f"{name}={value}, with peermem",
+            "expandable_segments:False",
+            fix=f"export {name}=expandable_segments:False and restart it",
+            persists=True,
+            evidence=[
+                target.evidence("environ", f"{name}={value}"),
+                host.at("/proc/modules", "nvidia_peermem"),
+            ],
+        )
 
 
 @check(
@@ -204,9 +238,20 @@ def p2p_in_vm(host: HostFacts) -> Iterator[Finding]:
     if not host.gpus or not (attempt(lambda: host.devices_in_scope) or []):
         raise Skip("no GPU beside an RDMA device")
     for probe in host.meta.get("probes") or []:
-        if isinstance(probe, dict) and probe.get("probe") == "integrity" and probe.get("memory") == "gpu" and probe.get("mismatches"):
-            yield fail("GPU memory", f"{probe['mismatches']} mismatches in the data check", "none", fix="stage through host memory",
-                       persists=True, evidence=[host.meta_evidence("probes", "integrity")])
+        if (
+            isinstance(probe, dict)
+            and probe.get("probe") == "integrity"
+            and probe.get("memory") == "gpu"
+            and probe.get("mismatches")
+        ):
+            yield fail(
+                "GPU memory",
+                f"{probe['mismatches']} mismatches in the data check",
+                "none",
+                fix="stage through host memory",
+                persists=True,
+                evidence=[host.meta_evidence("probes", "integrity")],
+            )
             return
     if host.expect("provider"):
         raise Skip("a provider's certified platform")
@@ -215,12 +260,25 @@ def p2p_in_vm(host: HostFacts) -> Iterator[Finding]:
     table = host.lspci
     nics = [d.pci for d in host.devices_in_scope if d.pci is not None]
     ats = [bool(table[n.bdf].flag("ATSCtl", "Enable")) for n in nics if n.bdf in table]
-    direct = [bool(block.flag("ACSCtl", "DirectTrans")) for block in table.values() if block.flag("ACSCtl", "SrcValid") is not None]
+    direct = [
+        bool(block.flag("ACSCtl", "DirectTrans"))
+        for block in table.values()
+        if block.flag("ACSCtl", "SrcValid") is not None
+    ]
     if ats and all(ats) and direct and all(direct):
         return
-    yield warn("NIC and GPU", "peer-to-peer in a guest, with ATS or ACS DirectTrans off", "both on, or a data check that passes",
-               fix="on the host: mlxconfig set ATS_ENABLED=1, DirectTrans on; verify with: kvops diagnose --probe integrity", persists=True,
-               evidence=[host.lspci_evidence("ATSCtl/ACSCtl of NIC and switch ports"), host.said("systemd-detect-virt")])
+    yield warn(
+        "NIC and GPU",
+        "peer-to-peer in a guest, with ATS or ACS DirectTrans off",
+        "both on, or a data check that passes",
+        fix="on the host: mlxconfig set ATS_ENABLED=1, DirectTrans on; verify with: kvops diagnose "
+        "--probe integrity",
+        persists=True,
+        evidence=[
+            host.lspci_evidence("ATSCtl/ACSCtl of NIC and switch ports"),
+            host.said("systemd-detect-virt"),
+        ],
+    )
 
 
 @check(
@@ -234,15 +292,31 @@ def p2p_in_vm(host: HostFacts) -> Iterator[Finding]:
 )
 def gpu_lost(host: HostFacts) -> Iterator[Finding]:
     table = attempt(lambda: host.lspci) or {}
-    gone = [bdf for bdf, block in table.items() if block.lost and re.search(r"NVIDIA|3D controller|VGA", block.title)]
+    gone = [
+        bdf
+        for bdf, block in table.items()
+        if block.lost and re.search(r"NVIDIA|3D controller|VGA", block.title)
+    ]
     lines = attempt(lambda: host.log_lines(r"GPU has fallen off the bus|Xid.*: 79\b"))
     for bdf in gone:
-        yield fail(f"GPU {bdf}", table[bdf].title, "its own revision", fix="drain the node and power cycle it", persists=True,
-                   evidence=[host.lspci_evidence(f"{bdf} {table[bdf].title}")])
+        yield fail(
+            f"GPU {bdf}",
+            table[bdf].title,
+            "its own revision",
+            fix="drain the node and power cycle it",
+            persists=True,
+            evidence=[host.lspci_evidence(f"{bdf} {table[bdf].title}")],
+        )
     if lines and not gone:
         bdf_ = re.search(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(\.\d)?", lines[-1].text)
-        yield fail(f"GPU {bdf_[0] if bdf_ else ''}".strip(), lines[-1].text[:160], "on the bus", fix="drain the node; nvidia-smi -r, or power cycle",
-                   persists=True, evidence=[host.log_evidence(lines[-1])])
+        yield fail(
+            f"GPU {bdf_[0] if bdf_ else ''}".strip(),
+            lines[-1].text[:160],
+            "on the bus",
+            fix="drain the node; nvidia-smi -r, or power cycle",
+            persists=True,
+            evidence=[host.log_evidence(lines[-1])],
+        )
     if not table and lines is None:
         host.log  # noqa: B018 - raises the reason
 
@@ -262,7 +336,11 @@ def versions(host: HostFacts) -> Iterator[Finding]:
     if driver is None:
         raise Skip("no nvidia module version")
     if peermem.strip() != driver.strip():
-        yield fail("nvidia_peermem", peermem.strip(), f"{driver.strip()}, the GPU driver's", fix="reinstall the GPU driver, reload nvidia-peermem",
-                   persists=True, evidence=[host.at("/sys/module/nvidia_peermem/version"), host.at("/sys/module/nvidia/version")])
-
-
+        yield fail(
+            "nvidia_peermem",
+            peermem.strip(),
+            f"{driver.strip()}, the GPU driver's",
+            fix="reinstall the GPU driver, reload nvidia-peermem",
+            persists=True,
+            evidence=[host.at("/sys/module/nvidia_peermem/version"), host.at("/sys/module/nvidia/version")],
+        )

@@ -50,7 +50,11 @@ def _chosen(use: GidUse) -> Gid:
 
 def _better(port: Port) -> str:
     best = attempt(lambda: port.best_gid)
-    return f"index {best.index} ({best.kind}, {best.text})" if best is not None and best.routable else "a routable RoCE v2 GID"
+    return (
+        f"index {best.index} ({best.kind}, {best.text})"
+        if best is not None and best.routable
+        else "a routable RoCE v2 GID"
+    )
 
 
 @check(
@@ -98,7 +102,9 @@ def index_empty(use: GidUse) -> Iterator[Finding]:
     filled = [gid for gid in gids if not gid.empty]
     if not filled:
         raise Skip(f"{port.label}: the whole table is empty, see gid.table_empty")
-    refused = attempt(lambda: host.log_lines(r"unable to add gid .*error=-28|failed to add (gid|GID).*-28")) or []
+    refused = (
+        attempt(lambda: host.log_lines(r"unable to add gid .*error=-28|failed to add (gid|GID).*-28")) or []
+    )
     if use.index is None or use.variable is None or use.index >= port.gid_table_length:
         raise Skip(f"{port.label}: no index is forced")
     gid = use.gid
@@ -114,7 +120,8 @@ def index_empty(use: GidUse) -> Iterator[Finding]:
         use.label,
         f"{use.variable}={use.index}, an empty slot{why}",
         _better(port),
-        fix=f"unset {use.variable} and restart the process" + ("; rdma resource show qp names the holders" if refused else ""),
+        fix=f"unset {use.variable} and restart the process"
+        + ("; rdma resource show qp names the holders" if refused else ""),
         persists=True,
         evidence=[*use.evidence(), *(host.log_evidence(line) for line in refused[:1])],
     )
@@ -141,7 +148,9 @@ def type_v1_selected(use: GidUse) -> Iterator[Finding]:
         use.label,
         f"{gid.kind}, {gid.text}" + (", while peers are routed" if routed else ""),
         _better(use.port),
-        fix=f"unset {use.variable} and restart the process" if use.variable else "set MC_GID_INDEX to a RoCE v2 slot",
+        fix=f"unset {use.variable} and restart the process"
+        if use.variable
+        else "set MC_GID_INDEX to a RoCE v2 slot",
         persists=True,
         evidence=use.evidence(attributes=True),
     )
@@ -169,7 +178,9 @@ def link_local_selected(use: GidUse) -> Iterator[Finding]:
         use.label,
         gid.text,
         _better(use.port),
-        fix=f"unset {use.variable}, or set it to {best.index}" if better and best and use.variable else "give the interface an address",
+        fix=f"unset {use.variable}, or set it to {best.index}"
+        if better and best and use.variable
+        else "give the interface an address",
         persists=True,
         evidence=use.evidence(attributes=True),
     )
@@ -227,7 +238,8 @@ def table_empty(port: Port) -> Iterator[Finding]:
         "a RoCE v2 GID with the address of an interface here",
         fix="pod: a secondary network on the RDMA interface, or hostNetwork: true"
         if host.is_container
-        else f"ip link set {port.netdev_name or '<netdev>'} up; ip addr add <address>/<prefix> dev {port.netdev_name or '<netdev>'}",
+        else f"ip link set {port.netdev_name or '<netdev>'} up; ip addr add <address>/<prefix> dev "
+        f"{port.netdev_name or '<netdev>'}",
         persists=host.is_container,
         evidence=[*(host.at(gid.path) for gid in gids[-2:]), host.said("show_gids"), *_drivers_here(host)],
     )
@@ -266,12 +278,17 @@ def netns_mismatch(use: GidUse) -> Iterator[Finding]:
     lost = host.is_container and here is not None and not gid.link_local
     if not foreign and not lost:
         return
-    probes = [argv for argv in host.argvs("ib_write_bw") + host.argvs("rping") if (host.snapshot.run(*argv).return_code or 0) != 0]
+    probes = [
+        argv
+        for argv in host.argvs("ib_write_bw") + host.argvs("rping")
+        if (host.snapshot.run(*argv).return_code or 0) != 0
+    ]
     yield finding(
         Outcome.FAIL if probes else Outcome.WARN,
         use.label,
         f"{gid.text} on {gid.netdev or 'an interface'}, not in this namespace",
-        "an address of an interface that is here" + (f" ({', '.join(sorted(host.netdev_names))})" if host.netdev_names else ""),
+        "an address of an interface that is here"
+        + (f" ({', '.join(sorted(host.netdev_names))})" if host.netdev_names else ""),
         fix="run with host networking, or attach a secondary RDMA network to the pod",
         persists=True,
         evidence=[
@@ -303,10 +320,10 @@ def _nature(gid: Gid | None) -> str:
 def index_consistency(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     groups: dict[str, list[GidUse]] = {}
     for host in nodes:
-        for use in attempt(lambda host=host: host.gid_uses) or ():  # type: ignore[misc]
+        for use in attempt(lambda: host.gid_uses) or ():
             if use.variable is None or use.index is None or not use.port.is_roce or not use.port.active:
                 continue
-            if attempt(lambda use=use: use.port.gids) is None:  # type: ignore[misc]
+            if attempt(lambda: use.port.gids) is None:
                 continue
             groups.setdefault(_nature(use.gid), []).append(use)
     if not groups:
@@ -342,8 +359,8 @@ def index_consistency(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
 def family_mismatch(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     families: dict[str, list[GidUse]] = {}
     for host in nodes:
-        for use in attempt(lambda host=host: host.gid_uses) or ():  # type: ignore[misc]
-            gid = attempt(lambda use=use: use.gid)  # type: ignore[misc]
+        for use in attempt(lambda: host.gid_uses) or ():
+            gid = attempt(lambda: use.gid)
             if gid is not None and gid.routable and use.port.is_roce:
                 families.setdefault("IPv4" if gid.ipv4 else "IPv6", []).append(use)
     if not families:
@@ -355,9 +372,14 @@ def family_mismatch(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     for use in families[few][:16]:
         gid = use.gid
         assert gid is not None
-        yield fail(f"{use.port.host.name} {use.port.label}", f"{few}: {gid.text}",
-                   f"{other}, as {len(families[other])} other ports", fix="choose GIDs of one family: MC_GID_INDEX, or addresses",
-                   persists=True, evidence=use.evidence())
+        yield fail(
+            f"{use.port.host.name} {use.port.label}",
+            f"{few}: {gid.text}",
+            f"{other}, as {len(families[other])} other ports",
+            fix="choose GIDs of one family: MC_GID_INDEX, or addresses",
+            persists=True,
+            evidence=use.evidence(),
+        )
 
 
 @check(
@@ -380,9 +402,11 @@ def changed(port: Port) -> Iterator[Finding]:
         if now is None or now.address != gid.address or (now.kind and gid.kind and now.kind != gid.kind):
             yield fail(
                 f"{port.label} GID {gid.index}",
-                f"{gid.text} ({gid.kind}) → {'empty' if now is None or now.empty else f'{now.text} ({now.kind})'}",
+                f"{gid.text} ({gid.kind}) → "
+                f"{'empty' if now is None or now.empty else f'{now.text} ({now.kind})'}",
                 "the same in both samples",
-                fix="find who changes the address (networkctl, nmcli, a CNI); restart the processes that use the port",
+                fix="find who changes the address (networkctl, nmcli, a CNI); restart the processes that "
+                "use the port",
                 persists=None,
                 evidence=[host.at(gid.path)],
             )
@@ -408,9 +432,14 @@ def stale(port: Port) -> Iterator[Finding]:
         if gid.netdev is None or gid.netdev not in host.addresses:
             continue
         told.add(gid.text)
-        yield warn(f"{port.label} GID {gid.index}", f"{gid.text}, on no interface", f"an address of {gid.netdev}",
-                   fix=f"ip link set {gid.netdev} down && ip link set {gid.netdev} up", persists=False,
-                   evidence=[host.at(gid.path), *host.ip_evidence("addr")])
+        yield warn(
+            f"{port.label} GID {gid.index}",
+            f"{gid.text}, on no interface",
+            f"an address of {gid.netdev}",
+            fix=f"ip link set {gid.netdev} down && ip link set {gid.netdev} up",
+            persists=False,
+            evidence=[host.at(gid.path), *host.ip_evidence("addr")],
+        )
 
 
 @check(
@@ -427,8 +456,8 @@ def duplicate(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     owners: dict[str, dict[str, Port]] = {}
     seen = False
     for host in nodes:
-        for port in attempt(lambda host=host: host.ports) or ():  # type: ignore[misc]
-            for gid in attempt(lambda port=port: port.gids) or ():  # type: ignore[misc]
+        for port in attempt(lambda: host.ports) or ():
+            for gid in attempt(lambda: port.gids) or ():
                 seen = True
                 if not gid.empty and not gid.link_local and port.is_roce:
                     owners.setdefault(gid.text, {}).setdefault(f"{host.name} {port.label}", port)
@@ -445,7 +474,12 @@ def duplicate(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
             "on one port",
             fix="ip addr del the wrong one and give it its own address",
             persists=False,
-            evidence=[port.host.at(gid.path) for port in list(ports.values())[:2] for gid in port.gids if gid.text == text][:4],
+            evidence=[
+                port.host.at(gid.path)
+                for port in list(ports.values())[:2]
+                for gid in port.gids
+                if gid.text == text
+            ][:4],
         )
 
 
@@ -471,11 +505,23 @@ def default_roce_mode(port: Port) -> Iterator[Finding]:
     by_hand = bool(host.targets) and not _uses_cm(host)
     evidence = [host.at(path)]
     if by_hand:
-        yield info(port.label, f"{text.strip()}; the targets do not use rdma_cm", "RoCE v2",
-                   fix=f"cma_roce_mode -d {port.device.name} -p {port.number} -m 2", persists=False, evidence=evidence)
+        yield info(
+            port.label,
+            f"{text.strip()}; the targets do not use rdma_cm",
+            "RoCE v2",
+            fix=f"cma_roce_mode -d {port.device.name} -p {port.number} -m 2",
+            persists=False,
+            evidence=evidence,
+        )
     else:
-        yield warn(port.label, text.strip(), "RoCE v2",
-                   fix=f"cma_roce_mode -d {port.device.name} -p {port.number} -m 2", persists=False, evidence=evidence)
+        yield warn(
+            port.label,
+            text.strip(),
+            "RoCE v2",
+            fix=f"cma_roce_mode -d {port.device.name} -p {port.number} -m 2",
+            persists=False,
+            evidence=evidence,
+        )
 
 
 def _vlan(host: HostFacts, netdev: str) -> tuple[int, dict[str, str]] | None:
@@ -486,7 +532,7 @@ def _vlan(host: HostFacts, netdev: str) -> tuple[int, dict[str, str]] | None:
         egress = re.search(r"EGRESS priority mappings:([^\n]*)", text)
         return int(match[1]), dict(re.findall(r"(\d):(\d)", egress[1] if egress else "", re.ASCII))
     for argv in host.argvs("ip", "-d"):
-        said = attempt(lambda argv=argv: host.command(*argv)) or ""  # type: ignore[misc]
+        said = attempt(lambda: host.command(*argv)) or ""
         block = re.search(rf"^\d+: {re.escape(netdev)}[@:].*?(?=^\d+: |\Z)", said, re.MULTILINE | re.DOTALL)
         match = re.search(r"vlan protocol \S+ id (\d{1,4})", block[0], re.ASCII) if block else None
         if match is not None and block is not None:
@@ -509,8 +555,8 @@ def _vlan(host: HostFacts, netdev: str) -> tuple[int, dict[str, str]] | None:
 def vlan(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     found: dict[int | None, list[str]] = {}
     for host in nodes:
-        for use in attempt(lambda host=host: host.gid_uses) or ():  # type: ignore[misc]
-            gid = attempt(lambda use=use: use.gid)  # type: ignore[misc]
+        for use in attempt(lambda: host.gid_uses) or ():
+            gid = attempt(lambda: use.gid)
             if gid is None or gid.netdev is None or not use.port.is_roce:
                 continue
             tag = _vlan(host, gid.netdev)
@@ -519,13 +565,17 @@ def vlan(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
                 continue
             trust = None
             for netdev in use.port.wire_netdevs:
-                qos = attempt(lambda netdev=netdev: netdev.qos)  # type: ignore[misc]
+                qos = attempt(lambda: netdev.qos)
                 trust = trust or (qos.trust if qos is not None else None)
             if trust == "pcp" and not any(value != "0" for value in tag[1].values()):
-                yield warn(f"{host.name} {gid.netdev}", f"VLAN {tag[0]} without an egress priority map, trust pcp",
-                           f"0:{host.roce_priority if host.roce_priority is not None else 3}",
-                           fix=f"ip link set {gid.netdev} type vlan egress-qos-map 0:{host.roce_priority or 3}", persists=False,
-                           evidence=[host.at(f"/proc/net/vlan/{gid.netdev}")])
+                yield warn(
+                    f"{host.name} {gid.netdev}",
+                    f"VLAN {tag[0]} without an egress priority map, trust pcp",
+                    f"0:{host.roce_priority if host.roce_priority is not None else 3}",
+                    fix=f"ip link set {gid.netdev} type vlan egress-qos-map 0:{host.roce_priority or 3}",
+                    persists=False,
+                    evidence=[host.at(f"/proc/net/vlan/{gid.netdev}")],
+                )
     if not found or set(found) == {None}:
         raise Skip("no VLAN under a GID in use")
     if len(found) > 1:
@@ -533,6 +583,10 @@ def vlan(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
         usual = max(found, key=lambda tag: len(found[tag]))
         if few == usual:
             usual = next(tag for tag in found if tag != few)
-        yield fail(", ".join(found[few][:8]), f"VLAN {few if few is not None else 'none'}",
-                   f"VLAN {usual if usual is not None else 'none'}, as {len(found[usual])} others",
-                   fix="put the interface into the same VLAN as its peers", persists=True)
+        yield fail(
+            ", ".join(found[few][:8]),
+            f"VLAN {few if few is not None else 'none'}",
+            f"VLAN {usual if usual is not None else 'none'}, as {len(found[usual])} others",
+            fix="put the interface into the same VLAN as its peers",
+            persists=True,
+        )

@@ -13,16 +13,40 @@ TRANSLATED = frozenset({"DMA", "DMA-FQ"})  # Documentation/ABI/testing/sysfs-ker
 
 # Documentation/admin-guide/kernel-parameters.txt [K]
 _ACCEPTED = {
-    "intel_iommu": {"on", "off", "igfx_off", "forcedac", "strict", "sp_off", "sm_on", "sm_off", "tboot_noforce"},
+    "intel_iommu": {
+        "on",
+        "off",
+        "igfx_off",
+        "forcedac",
+        "strict",
+        "sp_off",
+        "sm_on",
+        "sm_off",
+        "tboot_noforce",
+    },
     "amd_iommu": {"fullflush", "off", "force_isolation", "force_enable", "irtcachedis", "v2_pgsizes_only"}
     | {"pgtbl_v1", "pgtbl_v2", "nohugepages", "nosnp"},
-    "iommu": {"off", "force", "noforce", "biomerge", "merge", "nomerge", "soft", "pt", "nopt", "allowdac", "nodac"}
+    "iommu": {
+        "off",
+        "force",
+        "noforce",
+        "biomerge",
+        "merge",
+        "nomerge",
+        "soft",
+        "pt",
+        "nopt",
+        "allowdac",
+        "nodac",
+    }
     | {"usedac", "forcesac", "noagp", "noaperture", "fullflush", "panic", "nopanic", "calgary", "strict"},
 }
 
 
-def domain_type(function: PciFunction) -> str | None:
+def domain_type(function: PciFunction | None) -> str | None:
     """``identity``, ``DMA``, …; None if the function has no IOMMU group. Raises Unseen."""
+    if function is None:
+        return None
     host = function.host
     group = host.snapshot.readlink(f"{function.path}/iommu_group")
     if group is None:
@@ -43,10 +67,8 @@ def gpu_peer_to_peer(host: HostFacts) -> bool:
 
 def _is_translated(host: HostFacts) -> bool | None:
     """Whether a judged function's DMA is translated; None if nothing tells."""
-    kinds = []
-    for device in attempt(lambda: host.devices_in_scope) or ():
-        if device.pci is not None:
-            kinds.append(attempt(lambda device=device: domain_type(device.pci)))  # type: ignore[misc]
+    devices = attempt(lambda: host.devices_in_scope) or []
+    kinds = [attempt(lambda: domain_type(device.pci)) for device in devices]
     seen = [kind for kind in kinds if kind is not None]
     if seen:
         return any(kind in TRANSLATED for kind in seen)
@@ -57,7 +79,8 @@ def _is_translated(host: HostFacts) -> bool | None:
 @check(
     "iommu.domain_type",
     title="DMA of the NIC is not translated",
-    why="Translation on each DMA costs bandwidth and adds jitter; GPU peer-to-peer through a translated domain hangs.",
+    why="Translation on each DMA costs bandwidth and adds jitter; GPU peer-to-peer through a translated "
+    "domain hangs.",
     source="/sys/bus/pci/devices/<bdf>/iommu_group/type, dmesg 'iommu: Default domain type'",
     fix="boot with iommu=pt (and intel_iommu=on where VFs are used), then reboot",
     undo="take iommu=pt off the boot command line and reboot",
@@ -113,9 +136,15 @@ def cmdline_invalid(host: HostFacts) -> Iterator[Finding]:
             options[name] = value  # the last one wins, as in the kernel
     problems: list[str] = []
     for name, value in options.items():
-        wrong = [part for part in value.split(",") if part and part not in _ACCEPTED[name] and not part.startswith("memaper")]
+        wrong = [
+            part
+            for part in value.split(",")
+            if part and part not in _ACCEPTED[name] and not part.startswith("memaper")
+        ]
         if name == "amd_iommu" and wrong == ["on"]:
-            yield info("amd_iommu=on", "the kernel ignores it: AMD's IOMMU is on by default", "no such option")
+            yield info(
+                "amd_iommu=on", "the kernel ignores it: AMD's IOMMU is on by default", "no such option"
+            )
             continue
         problems += [f"{name}={part} is not accepted" for part in wrong]
     if options.get("intel_iommu", "").split(",")[0] == "off" and "pt" in options.get("iommu", "").split(","):
@@ -153,7 +182,7 @@ def cmdline_invalid(host: HostFacts) -> Iterator[Finding]:
     undo="disable it again in the firmware",
 )
 def sriov_needs(host: HostFacts) -> Iterator[Finding]:
-    functions = [f for f in host.pci if (attempt(lambda f=f: host.number(f"{f.path}/sriov_numvfs")) or 0) > 0]  # type: ignore[misc]
+    functions = [f for f in host.pci if (attempt(lambda: host.number(f"{f.path}/sriov_numvfs")) or 0) > 0]
     if not functions:
         raise Skip("no virtual functions")
     modules = attempt(lambda: host.modules) or {}
@@ -173,9 +202,8 @@ def sriov_needs(host: HostFacts) -> Iterator[Finding]:
             function.bdf,
             f"{host.number(f'{function.path}/sriov_numvfs')} virtual functions, no IOMMU instance",
             "an IOMMU: guests cannot be given a function without one",
-            fix="enable VT-d/AMD-Vi in the firmware; grubby --update-kernel=ALL --args='intel_iommu=on iommu=pt'; reboot",
+            fix="enable VT-d/AMD-Vi in the firmware; grubby --update-kernel=ALL --args='intel_iommu=on "
+            "iommu=pt'; reboot",
             persists=True,
             evidence=[host.at(f"{function.path}/sriov_numvfs"), host.at("/sys/class/iommu")],
         )
-
-

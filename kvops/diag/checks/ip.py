@@ -60,7 +60,8 @@ def flux(host: HostFacts) -> list[tuple[str, list[str]]]:
         loose = [
             name
             for name in names
-            if host.conf_max(name, "arp_ignore") == 0 and not (attempt(lambda name=name: host.conf_max(name, "arp_filter")) or 0)  # type: ignore[misc]
+            if host.conf_max(name, "arp_ignore") == 0
+            and not (attempt(lambda: host.conf_max(name, "arp_filter")) or 0)
         ]
         if loose and not all(_has_source_rule(host, name) for name in names):
             found.append((network, names))
@@ -110,9 +111,15 @@ def mac_multicast(port: Port) -> Iterator[Finding]:
         raise Unseen(f"{netdev.path}/address", Sight.FAILED)
     if int(match[1], 16) & 1:
         good = f"{int(match[1], 16) & 0xFE:02x}{mac[2:]}"
-        yield fail(f"{port.label} {netdev.name}", mac, "an even first octet (locally administered ones are fine)",
-                   fix=f"ip link set {netdev.name} down; ip link set {netdev.name} address {good}; ip link set {netdev.name} up",
-                   persists=False, evidence=[port.host.at(f"{netdev.path}/address")])
+        yield fail(
+            f"{port.label} {netdev.name}",
+            mac,
+            "an even first octet (locally administered ones are fine)",
+            fix=f"ip link set {netdev.name} down; ip link set {netdev.name} address {good}; ip link set "
+            f"{netdev.name} up",
+            persists=False,
+            evidence=[port.host.at(f"{netdev.path}/address")],
+        )
 
 
 @check(
@@ -145,11 +152,18 @@ def subnet_overlap(host: HostFacts) -> Iterator[Finding]:
             for other, link in host.addresses.items():
                 if other in own or other == "lo":
                     continue
-                clash = [a for a in link.addresses if a.version == 4 and a.network.overlaps(interface.network)]
+                clash = [
+                    a for a in link.addresses if a.version == 4 and a.network.overlaps(interface.network)
+                ]
                 if clash and interface.network.prefixlen < HOST_PREFIX:
-                    yield fail(f"{name} and {other}", f"{interface.network} overlaps {clash[0].network}",
-                               "the pod's network and the rail's apart", fix="change the range of the secondary network",
-                               persists=True, evidence=evidence)
+                    yield fail(
+                        f"{name} and {other}",
+                        f"{interface.network} overlaps {clash[0].network}",
+                        "the pod's network and the rail's apart",
+                        fix="change the range of the secondary network",
+                        persists=True,
+                        evidence=evidence,
+                    )
 
 
 @check(
@@ -168,7 +182,8 @@ def arp_flux(host: HostFacts) -> Iterator[Finding]:
             f"{', '.join(names)} in {network}",
             "one subnet, arp_ignore 0, no source rules",
             f"arp_ignore {ARP_IGNORE_WANTED}, arp_announce {ARP_ANNOUNCE_WANTED}, or a subnet per rail",
-            fix="sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 && ip neigh flush all (on peers)",
+            fix="sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 && ip neigh "
+            "flush all (on peers)",
             persists=False,
             evidence=[
                 host.at("/proc/sys/net/ipv4/conf/all/arp_ignore"),
@@ -181,7 +196,7 @@ def arp_flux(host: HostFacts) -> Iterator[Finding]:
 def _reverse_path_step(host: HostFacts) -> tuple[int | None, Evidence | None]:
     """(packets dropped by reverse-path filtering over the window, where it says so)."""
     for argv in host.argvs("nstat"):
-        texts = [attempt(lambda s=s, argv=argv: host.command(*argv, sample=s)) for s in (0, 1)]  # type: ignore[misc]
+        texts = [attempt(lambda: host.command(*argv, sample=s)) for s in (0, 1)]
         values = [ip.parse_nstat(text or "").get("TcpExtIPReversePathFilter") for text in texts]
         if values[0] is not None and values[1] is not None:
             step = values[1] - values[0] if host.snapshot.has_window else None
@@ -195,7 +210,7 @@ def _reverse_path_step(host: HostFacts) -> tuple[int | None, Evidence | None]:
 
 
 def _asymmetric(host: HostFacts, name: str) -> str | None:
-    """Whom this rail hears from while the way back leaves by another interface; None if nobody. Raises Unseen."""
+    """Whom this rail hears from while the way back leaves by another; None if nobody. Raises Unseen."""
     own = _networks(host.netdev(name)) if attempt(lambda: host.addresses) else []
     source = own[0].ip if own else None
     if source is None:
@@ -211,23 +226,29 @@ def _asymmetric(host: HostFacts, name: str) -> str | None:
         return None
     others = set(rails(host)) - {name}
     for route in host.routes:
-        if route.device in others and isinstance(route.network, ipaddress.IPv4Network) and route.prefix_length:
+        if (
+            route.device in others
+            and isinstance(route.network, ipaddress.IPv4Network)
+            and route.prefix_length
+        ):
             shared = any(i.network.overlaps(route.network) for i in own)
             if not (route.gateway or shared):
                 continue
             probe = route.network.network_address + 1
-            way = host.route_through(probe, None, source)
-            if way is not None and not way.leaves_by(name) and (shared or way.gateway):
-                return f"{route.network} goes back by {way.device}"
+            back = host.route_through(probe, None, source)
+            if back is not None and not back.leaves_by(name) and (shared or back.gateway):
+                return f"{route.network} goes back by {back.device}"
     return None
 
 
 @check(
     "ip.rp_filter",
     title="Reverse-path filtering fits the routes",
-    why="Strict filtering drops ARP, connection and handshake packets that arrive where the way back does not lead. "
+    why="Strict filtering drops ARP, connection and handshake packets that arrive where the way back does "
+    "not lead. "
     "RoCE data in hardware are not filtered.",
-    source="/proc/sys/net/ipv4/conf/{all,<if>}/rp_filter (larger of both), ip route, TcpExtIPReversePathFilter",
+    source="/proc/sys/net/ipv4/conf/{all,<if>}/rp_filter (larger of both), ip route, "
+    "TcpExtIPReversePathFilter",
     fix="sysctl -w net.ipv4.conf.<if>.rp_filter=2, or per-source tables",
     undo="sysctl -w net.ipv4.conf.<if>.rp_filter=1",
     kind="S/Δ",
@@ -239,9 +260,14 @@ def rp_filter(host: HostFacts) -> Iterator[Finding]:
     step, where = _reverse_path_step(host)
     strict = [name for name in names if host.conf_max(name, "rp_filter") == 1]
     if step and strict:
-        yield fail(", ".join(strict), f"{step} packets dropped by the reverse-path test in {host.need_window():g} s", "+0",
-                   fix="; ".join(f"sysctl -w net.ipv4.conf.{name}.rp_filter=2" for name in ["all", *strict][:4]), persists=False,
-                   evidence=[host.at("/proc/sys/net/ipv4/conf/all/rp_filter"), where, *host.ip_evidence("route")])
+        yield fail(
+            ", ".join(strict),
+            f"{step} packets dropped by the reverse-path test in {host.need_window():g} s",
+            "+0",
+            fix="; ".join(f"sysctl -w net.ipv4.conf.{name}.rp_filter=2" for name in ["all", *strict][:4]),
+            persists=False,
+            evidence=[host.at("/proc/sys/net/ipv4/conf/all/rp_filter"), where, *host.ip_evidence("route")],
+        )
         return
     for name in strict:
         reason = _asymmetric(host, name)
@@ -264,8 +290,10 @@ def rp_filter(host: HostFacts) -> Iterator[Finding]:
 @check(
     "ip.peer_route",
     title="Each rail has a route to its peers",
-    why="The lookup of a queue pair is bound to its NIC: without a route through it the kernel takes the peer for "
-    "on-link, ARP gets no answer, RTR times out [110]; lookups that are not bound leave by the management port.",
+    why="The lookup of a queue pair is bound to its NIC: without a route through it the kernel takes the "
+    "peer for "
+    "on-link, ARP gets no answer, RTR times out [110]; lookups that are not bound leave by the management "
+    "port.",
     source="ip route show table all, ip rule, ip route get <peer> from <own> oif <netdev>",
     fix="ip route add <peer net> via <gateway> dev <netdev> table N; ip rule add from <own> lookup N",
     undo="ip rule del from <own> lookup N; ip route flush table N",
@@ -278,7 +306,9 @@ def peer_route(port: Port) -> Iterator[Finding]:
         raise Skip("no peers are known")
     own = [a for a in attempt(lambda: netdev.addresses) or [] if not a.is_link_local]
     if not own:
-        own = [ipaddress.ip_interface(str(gid.ip)) for gid in attempt(lambda: port.gids) or () if gid.routable]
+        own = [
+            ipaddress.ip_interface(str(gid.ip)) for gid in attempt(lambda: port.gids) or () if gid.routable
+        ]
     families = {a.version for a in own} or {4}
     cut: list[str] = []
     partial: list[str] = []
@@ -297,18 +327,19 @@ def peer_route(port: Port) -> Iterator[Finding]:
             partial.append(f"{node}: {', '.join(str(a) for a in usable if a not in reached)}")
     evidence = host.ip_evidence("route", "rule")
     evidence += [seen for argv in host.argvs("ip", "get") if (seen := host.said(*argv)) is not None]
-    source = own[0].ip if own else "<own>"
+    address_text = str(own[0].ip) if own else "<own>"
     if cut:
         yield fail(
             f"{port.label} {netdev.name}",
             f"no route through it to {'; '.join(cut[:4])}",
             "a connected or gateway route through this NIC",
-            fix=f"ip route add <peer net> via <gateway of the rail> dev {netdev.name} table 100; ip rule add from {source} lookup 100",
+            fix=f"ip route add <peer net> via <gateway of the rail> dev {netdev.name} table 100; ip rule "
+            f"add from {address_text} lookup 100",
             persists=False,
             evidence=evidence,
         )
     elif partial:
-        affinity = bool(host.targets) and all(attempt(lambda t=t: t.destination_affinity) for t in host.targets)  # type: ignore[misc]
+        affinity = bool(host.targets) and all(attempt(lambda: t.destination_affinity) for t in host.targets)
         yield finding(
             Outcome.INFO if affinity else Outcome.WARN,
             f"{port.label} {netdev.name}",
@@ -342,15 +373,23 @@ def neigh_failed(host: HostFacts) -> Iterator[Finding]:
         port = found.get(neighbour.device)
         if port is None or neighbour.state not in ("FAILED", "INCOMPLETE"):
             continue
-        mentioned = bool(logs) and re.search(rf"(?<![\d.]){re.escape(str(neighbour.address))}(?![\d.])", logs) is not None
+        mentioned = (
+            bool(logs)
+            and re.search(rf"(?<![\d.]){re.escape(str(neighbour.address))}(?![\d.])", logs) is not None
+        )
         if neighbour.address not in used and not mentioned:
             continue
-        gid = attempt(lambda port=port: port.best_gid)  # type: ignore[misc]
+        gid = attempt(lambda: port.best_gid)
         if gid is not None and gid.routable and (gid.ipv4 is not None) != (neighbour.address.version == 4):
             continue
-        yield fail(f"{port.label} {neighbour.device}", f"{neighbour.address} {neighbour.state}", "REACHABLE or STALE",
-                   fix=f"arping -I {neighbour.device} {neighbour.address}; check VLAN, cable, gateway", persists=None,
-                   evidence=host.ip_evidence("neigh"))
+        yield fail(
+            f"{port.label} {neighbour.device}",
+            f"{neighbour.address} {neighbour.state}",
+            "REACHABLE or STALE",
+            fix=f"arping -I {neighbour.device} {neighbour.address}; check VLAN, cable, gateway",
+            persists=None,
+            evidence=host.ip_evidence("neigh"),
+        )
 
 
 @check(
@@ -365,13 +404,23 @@ def neigh_failed(host: HostFacts) -> Iterator[Finding]:
 )
 def neigh_overflow(host: HostFacts) -> Iterator[Finding]:
     folder = "/proc/sys/net/ipv4/neigh/default"
-    lines = attempt(lambda: host.log_lines(r"neighbou?r table overflow|table overflow!.*neigh", ignore_case=True))
+    lines = attempt(
+        lambda: host.log_lines(r"neighbou?r table overflow|table overflow!.*neigh", ignore_case=True)
+    )
     fix = "sysctl -w net.ipv4.neigh.default.gc_thresh3=16384 net.ipv4.neigh.default.gc_thresh2=8192"
     if lines:
-        yield fail("neighbour table", f"overflowed {len(lines)} times since boot", "never", fix=fix, persists=False,
-                   evidence=[host.log_evidence(lines[-1]), host.at(f"{folder}/gc_thresh3")])
+        yield fail(
+            "neighbour table",
+            f"overflowed {len(lines)} times since boot",
+            "never",
+            fix=fix,
+            persists=False,
+            evidence=[host.log_evidence(lines[-1]), host.at(f"{folder}/gc_thresh3")],
+        )
         return
-    limit = attempt(lambda: host.number(f"{folder}/gc_thresh2")) or attempt(lambda: host.number(f"{folder}/gc_thresh3"))
+    limit = attempt(lambda: host.number(f"{folder}/gc_thresh2")) or attempt(
+        lambda: host.number(f"{folder}/gc_thresh3")
+    )
     if limit is None:
         if lines is None:
             host.text(f"{folder}/gc_thresh2")
@@ -379,8 +428,14 @@ def neigh_overflow(host: HostFacts) -> Iterator[Finding]:
     peers = host.expect_int("peer_count") or sum(len(addresses) for _, addresses in host.peers)
     needed = peers * max(len(attempt(lambda: rails(host)) or {}), 1)
     if needed > limit:
-        yield warn("neighbour table", f"gc_thresh {limit}", f"{needed}: peers × rails", fix=fix, persists=False,
-                   evidence=[host.at(f"{folder}/gc_thresh2")])
+        yield warn(
+            "neighbour table",
+            f"gc_thresh {limit}",
+            f"{needed}: peers × rails",
+            fix=fix,
+            persists=False,
+            evidence=[host.at(f"{folder}/gc_thresh2")],
+        )
 
 
 @check(
@@ -395,23 +450,40 @@ def neigh_overflow(host: HostFacts) -> Iterator[Finding]:
 def duplicate(host: HostFacts) -> Iterator[Finding]:
     seen = False
     for argv in host.argvs("arping", "-D"):
-        result = attempt(lambda argv=argv: host.result(*argv))  # type: ignore[misc]
+        result = attempt(lambda: host.result(*argv))
         if result is None:
             continue
         seen = True
         replies = re.search(r"Received (\d{1,6}) response", result.stdout, re.ASCII)
         if replies and int(replies[1]) > 0:
-            yield fail(argv[-1], f"{replies[1]} answers to a duplicate check", "none", fix="change one of the two addresses",
-                       persists=True, evidence=[host.said(*argv)])
+            yield fail(
+                argv[-1],
+                f"{replies[1]} answers to a duplicate check",
+                "none",
+                fix="change one of the two addresses",
+                persists=True,
+                evidence=[host.said(*argv)],
+            )
     for name, link in (attempt(lambda: host.addresses) or {}).items():
         for address in link.duplicates:
-            yield fail(f"{name} {address}", "duplicate address detection failed", "a free address",
-                       fix=f"ip addr del {address} dev {name}; choose another", persists=False,
-                       evidence=host.ip_evidence("addr", "address"))
+            yield fail(
+                f"{name} {address}",
+                "duplicate address detection failed",
+                "a free address",
+                fix=f"ip addr del {address} dev {name}; choose another",
+                persists=False,
+                evidence=host.ip_evidence("addr", "address"),
+            )
     lines = attempt(lambda: host.log_lines(r"duplicate address|IPv6 duplicate address .* detected"))
     for line in (lines or [])[-1:]:
-        yield fail("an interface", line.text[:160], "a free address", fix="change one of the two addresses", persists=True,
-                   evidence=[host.log_evidence(line)])
+        yield fail(
+            "an interface",
+            line.text[:160],
+            "a free address",
+            fix="change one of the two addresses",
+            persists=True,
+            evidence=[host.log_evidence(line)],
+        )
     if not seen and lines is None:
         raise Unseen("arping -D", host.why_not("arping"))
 
@@ -427,7 +499,11 @@ def _ports_in(text: str) -> set[int] | None:
             limits = re.fullmatch(r"(\d{1,5})(?:[-:](\d{1,5}))?", word, re.ASCII)
             if limits:
                 low, high = int(limits[1]), int(limits[2] or limits[1])
-                found |= {p for p in (HANDSHAKE_PORT, RPC_PORTS[0], RPC_PORTS[-1], ROCE_UDP_PORT) if low <= p <= high}
+                found |= {
+                    p
+                    for p in (HANDSHAKE_PORT, RPC_PORTS[0], RPC_PORTS[-1], ROCE_UDP_PORT)
+                    if low <= p <= high
+                }
     return found if named else None
 
 
@@ -465,7 +541,8 @@ def _blocked(text: str) -> tuple[str, set[int]] | None:
 @check(
     "ip.firewall",
     title="The engine's ports are open",
-    why="The handshake is refused. RoCE data never reach the filter, except soft-RoCE and software switching.",
+    why="The handshake is refused. RoCE data never reach the filter, except soft-RoCE and software "
+    "switching.",
     source="nft list ruleset, iptables -S",
     fix="open TCP 12001 and 15000-17000 between the nodes",
     undo="remove the rule again",
@@ -473,21 +550,41 @@ def _blocked(text: str) -> tuple[str, set[int]] | None:
 )
 def firewall(host: HostFacts) -> Iterator[Finding]:
     seen = False
-    for argv in [*host.argvs("nft"), *host.argvs("iptables"), *host.argvs("ip6tables"), *host.argvs("iptables-save")]:
-        text = attempt(lambda argv=argv: host.command(*argv))  # type: ignore[misc]
+    for argv in [
+        *host.argvs("nft"),
+        *host.argvs("iptables"),
+        *host.argvs("ip6tables"),
+        *host.argvs("iptables-save"),
+    ]:
+        text = attempt(lambda: host.command(*argv))
         if text is None:
             continue
         seen = True
         blocked = _blocked(text)
         if blocked is not None:
             line, ports = blocked
-            yield fail("firewall", line, f"TCP {', '.join(map(str, sorted(ports)))} open between the nodes",
-                       fix="iptables -I INPUT -p tcp -m multiport --dports 12001,15000:17000 -s <peers> -j ACCEPT",
-                       persists=False, evidence=[host.said(*argv, text=line)])
-        rule = next((x.strip() for x in text.splitlines() if ROCE_UDP_PORT in (_ports_in(x) or ())
-                     and re.search(r"DROP|REJECT|drop|reject", x)), None)
+            yield fail(
+                "firewall",
+                line,
+                f"TCP {', '.join(map(str, sorted(ports)))} open between the nodes",
+                fix="iptables -I INPUT -p tcp -m multiport --dports 12001,15000:17000 -s <peers> -j ACCEPT",
+                persists=False,
+                evidence=[host.said(*argv, text=line)],
+            )
+        rule = next(
+            (
+                x.strip()
+                for x in text.splitlines()
+                if ROCE_UDP_PORT in (_ports_in(x) or ()) and re.search(r"DROP|REJECT|drop|reject", x)
+            ),
+            None,
+        )
         if rule:
-            yield info("firewall", f"{rule}: RoCE in hardware does not pass through it", evidence=[host.said(*argv, text=rule)])
+            yield info(
+                "firewall",
+                f"{rule}: RoCE in hardware does not pass through it",
+                evidence=[host.said(*argv, text=rule)],
+            )
     if not seen:
         raise Unseen("nft list ruleset, iptables -S", host.why_not("nft", "iptables"))
 
@@ -513,16 +610,31 @@ def port_4791(host: HostFacts) -> Iterator[Finding]:
         seen = True
         held = [inode for number, inode in sockets if number == ROCE_UDP_PORT]
         if held and not soft and any(held):  # the tunnel socket of soft RoCE belongs to the kernel: inode 0
-            yield warn("UDP 4791", f"a local socket (inode {held[0]}) in {path}", "nobody: the NIC takes these packets",
-                       fix="sysctl -w net.ipv4.ip_local_reserved_ports=4791; restart its owner (ss -ulpn 'sport = 4791')",
-                       persists=False, evidence=[host.at(path, ":12B7")])
+            yield warn(
+                "UDP 4791",
+                f"a local socket (inode {held[0]}) in {path}",
+                "nobody: the NIC takes these packets",
+                fix="sysctl -w net.ipv4.ip_local_reserved_ports=4791; restart its owner (ss -ulpn 'sport "
+                "= 4791')",
+                persists=False,
+                evidence=[host.at(path, ":12B7")],
+            )
     words = (host.peek("/proc/sys/net/ipv4/ip_local_port_range") or "").split()
-    if len(words) == 2 and all(w.isdigit() and len(w) < 6 for w in words) and int(words[0]) <= ROCE_UDP_PORT <= int(words[1]):
+    if (
+        len(words) == 2
+        and all(w.isdigit() and len(w) < 6 for w in words)
+        and int(words[0]) <= ROCE_UDP_PORT <= int(words[1])
+    ):
         reserved = host.peek("/proc/sys/net/ipv4/ip_local_reserved_ports") or ""
         if str(ROCE_UDP_PORT) not in reserved:
-            yield info("local port range", f"{words[0]}-{words[1]} holds {ROCE_UDP_PORT}", "reserved",
-                       fix="sysctl -w net.ipv4.ip_local_reserved_ports=4791", persists=False,
-                       evidence=[host.at("/proc/sys/net/ipv4/ip_local_port_range")])
+            yield info(
+                "local port range",
+                f"{words[0]}-{words[1]} holds {ROCE_UDP_PORT}",
+                "reserved",
+                fix="sysctl -w net.ipv4.ip_local_reserved_ports=4791",
+                persists=False,
+                evidence=[host.at("/proc/sys/net/ipv4/ip_local_port_range")],
+            )
     elif not seen and reason is not None and not words:
         raise reason
 
@@ -545,11 +657,19 @@ def source_rules(host: HostFacts) -> Iterator[Finding]:
     rules = host.rules
     bare = [name for name in sorted(gateways) if not _has_source_rule(host, name)]
     bound = {word for rule in rules for word in re.findall(r"oif (\S+)", rule.text)}
-    bare = [name for name in bare if name not in bound and not (host.netdev(name).master or "").startswith("vrf")]
+    bare = [
+        name for name in bare if name not in bound and not (host.netdev(name).master or "").startswith("vrf")
+    ]
     if bare:
-        yield warn(", ".join(bare[:8]), "a gateway each, and no rule for their addresses", "from <address> lookup <table>",
-                   fix=f"ip rule add from <address of {bare[0]}> lookup 100; ip route add default via <gateway> dev {bare[0]} table 100",
-                   persists=False, evidence=host.ip_evidence("rule", "route"))
+        yield warn(
+            ", ".join(bare[:8]),
+            "a gateway each, and no rule for their addresses",
+            "from <address> lookup <table>",
+            fix=f"ip rule add from <address of {bare[0]}> lookup 100; ip route add default via <gateway> "
+            f"dev {bare[0]} table 100",
+            persists=False,
+            evidence=host.ip_evidence("rule", "route"),
+        )
 
 
 @check(
@@ -569,13 +689,19 @@ def ipv6_disabled(port: Port) -> Iterator[Finding]:
     if not off:
         return
     peers = [address for _, addresses in host.peers for address in addresses]
-    gids = [gid for other in host.ports for gid in attempt(lambda other=other: other.gids) or () if gid.routable]  # type: ignore[misc]
+    gids = [gid for other in host.ports for gid in attempt(lambda: other.gids) or () if gid.routable]
     stated = host.expect("ip_family")
     six = stated in (6, "6", "ipv6") or (peers and all(a.version == 6 for a in peers))
     six = bool(six) or bool(not peers and stated is None and gids and all(gid.ipv4 is None for gid in gids))
     if six:
-        yield fail(f"{port.label} {netdev.name}", "disable_ipv6 1, on an IPv6 fabric", "0",
-                   fix=f"sysctl -w net.ipv6.conf.{netdev.name}.disable_ipv6=0", persists=False, evidence=[host.at(path)])
+        yield fail(
+            f"{port.label} {netdev.name}",
+            "disable_ipv6 1, on an IPv6 fabric",
+            "0",
+            fix=f"sysctl -w net.ipv6.conf.{netdev.name}.disable_ipv6=0",
+            persists=False,
+            evidence=[host.at(path)],
+        )
 
 
 @check(
@@ -592,8 +718,11 @@ def ecmp_ports(target: Target) -> Iterator[Finding]:
     if not any(port.is_roce and fabric_routed(port) for port in target.ports):
         raise Skip("the fabric is not routed, as far as can be seen")
     if environ.get("MC_NUM_QP_PER_EP", "2").strip() == "1" and not environ.get("MC_MLX5_QP_UDP_SPORTS"):
-        yield info(target.label, "1 queue pair an endpoint on a routed fabric", "several: more source ports, more paths",
-                   fix="export MC_NUM_QP_PER_EP=4 and restart it", persists=True,
-                   evidence=[target.evidence("environ", "MC_NUM_QP_PER_EP=1")])
-
-
+        yield info(
+            target.label,
+            "1 queue pair an endpoint on a routed fabric",
+            "several: more source ports, more paths",
+            fix="export MC_NUM_QP_PER_EP=4 and restart it",
+            persists=True,
+            evidence=[target.evidence("environ", "MC_NUM_QP_PER_EP=1")],
+        )

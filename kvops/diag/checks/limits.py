@@ -41,20 +41,46 @@ def qp_capacity(device: RdmaDevice) -> Iterator[Finding]:
     host = device.host
     bdf = device.pci.bdf if device.pci is not None else ""
     lines = attempt(lambda: host.log_lines(r"CREATE_QP\b.*limits exceeded\s*\(0x8\)"))
-    mine = [line for line in lines or () if not bdf or bdf in line.text or not re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:", line.text)]
-    fix = "set MC_ENABLE_DEST_DEVICE_AFFINITY=1, lower MC_NUM_QP_PER_EP; rdma resource show qp names the holders"
+    mine = [
+        line
+        for line in lines or ()
+        if not bdf or bdf in line.text or not re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:", line.text)
+    ]
+    fix = "set MC_ENABLE_DEST_DEVICE_AFFINITY=1, lower MC_NUM_QP_PER_EP; holders: rdma resource show qp"
     if mine:
-        yield fail(device.name, f"CREATE_QP refused {len(mine)} times since boot: limits exceeded", "no refusal", fix=fix, persists=True,
-                   evidence=[host.log_evidence(mine[-1]), host.said("rdma", "resource", "show")])
+        yield fail(
+            device.name,
+            f"CREATE_QP refused {len(mine)} times since boot: limits exceeded",
+            "no refusal",
+            fix=fix,
+            persists=True,
+            evidence=[host.log_evidence(mine[-1]), host.said("rdma", "resource", "show")],
+        )
         return
     used, most = _share(device, "qp", "max_qp")
-    evidence = [host.said("rdma", "resource", "show", text=f"{device.name} qp {used}"), host.devinfo_evidence(device.name)]
+    evidence = [
+        host.said("rdma", "resource", "show", text=f"{device.name} qp {used}"),
+        host.devinfo_evidence(device.name),
+    ]
     if most and used > SHARE_WARN * most:
-        yield finding(Outcome.FAIL if used > SHARE_FAIL * most else Outcome.WARN, device.name, f"{used} of {most} queue pairs in use",
-                      f"at most {SHARE_WARN:.0%}", fix=fix, persists=True, evidence=evidence)
+        yield finding(
+            Outcome.FAIL if used > SHARE_FAIL * most else Outcome.WARN,
+            device.name,
+            f"{used} of {most} queue pairs in use",
+            f"at most {SHARE_WARN:.0%}",
+            fix=fix,
+            persists=True,
+            evidence=evidence,
+        )
     elif device.kind == "mlx5" and used > QP_COUNT_WARN:
-        yield warn(device.name, f"{used} queue pairs in use", f"at most {QP_COUNT_WARN}: beyond it the NIC's caches miss", fix=fix,
-                   persists=True, evidence=evidence)
+        yield warn(
+            device.name,
+            f"{used} queue pairs in use",
+            f"at most {QP_COUNT_WARN}: beyond it the NIC's caches miss",
+            fix=fix,
+            persists=True,
+            evidence=evidence,
+        )
 
 
 @check(
@@ -70,9 +96,15 @@ def cq_mr_capacity(device: RdmaDevice) -> Iterator[Finding]:
     for kind in ("cq", "mr"):
         used, most = _share(device, kind, f"max_{kind}")
         if most and used > SHARE_WARN * most:
-            yield finding(Outcome.FAIL if used > SHARE_FAIL * most else Outcome.WARN, f"{device.name} {kind}", f"{used} of {most} in use",
-                          f"at most {SHARE_WARN:.0%}", fix=f"rdma resource show {kind}: find the process that leaks them", persists=True,
-                          evidence=[host.said("rdma", "resource", "show"), host.devinfo_evidence(device.name)])
+            yield finding(
+                Outcome.FAIL if used > SHARE_FAIL * most else Outcome.WARN,
+                f"{device.name} {kind}",
+                f"{used} of {most} in use",
+                f"at most {SHARE_WARN:.0%}",
+                fix=f"rdma resource show {kind}: find the process that leaks them",
+                persists=True,
+                evidence=[host.said("rdma", "resource", "show"), host.devinfo_evidence(device.name)],
+            )
 
 
 @check(
@@ -92,12 +124,24 @@ def rd_atomic(device: RdmaDevice) -> Iterator[Finding]:
         raise Unseen(f"max_qp_rd_atom of {device.name} (ibv_devinfo -v)", Sight.NOT_COLLECTED)
     evidence = [host.devinfo_evidence(device.name)]
     if each < RD_ATOMIC_WANTED:
-        yield fail(device.name, f"max_qp_rd_atom {each}", f"at least {RD_ATOMIC_WANTED}", fix=f"set the engine's max_rd_atomic to {each}",
-                   persists=True, evidence=evidence)
+        yield fail(
+            device.name,
+            f"max_qp_rd_atom {each}",
+            f"at least {RD_ATOMIC_WANTED}",
+            fix=f"set the engine's max_rd_atomic to {each}",
+            persists=True,
+            evidence=evidence,
+        )
     used = (attempt(lambda: host.resources) or {}).get(device.name, {}).get("qp", 0)
     if total and total < used * RD_ATOMIC_WANTED:
-        yield fail(device.name, f"max_res_rd_atom {total} for {used} queue pairs", f"{used * RD_ATOMIC_WANTED}",
-                   fix="fewer queue pairs, or a lower max_rd_atomic", persists=True, evidence=[*evidence, host.said("rdma", "resource", "show")])
+        yield fail(
+            device.name,
+            f"max_res_rd_atom {total} for {used} queue pairs",
+            f"{used * RD_ATOMIC_WANTED}",
+            fix="fewer queue pairs, or a lower max_rd_atomic",
+            persists=True,
+            evidence=[*evidence, host.said("rdma", "resource", "show")],
+        )
 
 
 @check(
@@ -114,11 +158,23 @@ def nofile(target: Target) -> Iterator[Finding]:
     count = len(attempt(lambda: target.host.ls(f"{target.path}/fd")) or ())
     evidence = [target.evidence("limits", f"Max open files {soft}")]
     if soft < OPEN_FILES_MIN:
-        yield warn(target.label, f"Max open files {soft}", f"at least {OPEN_FILES_MIN}", fix="systemctl edit <unit>: LimitNOFILE=1048576",
-                   persists=True, evidence=evidence)
+        yield warn(
+            target.label,
+            f"Max open files {soft}",
+            f"at least {OPEN_FILES_MIN}",
+            fix="systemctl edit <unit>: LimitNOFILE=1048576",
+            persists=True,
+            evidence=evidence,
+        )
     elif count > OPEN_FILES_SHARE * soft:
-        yield warn(target.label, f"{count} of {soft} files open", f"at most {OPEN_FILES_SHARE:.0%}", fix="find the leak: ls -l /proc/<pid>/fd",
-                   persists=True, evidence=evidence)
+        yield warn(
+            target.label,
+            f"{count} of {soft} files open",
+            f"at most {OPEN_FILES_SHARE:.0%}",
+            fix="find the leak: ls -l /proc/<pid>/fd",
+            persists=True,
+            evidence=evidence,
+        )
 
 
 @check(
@@ -134,14 +190,29 @@ def nproc(target: Target) -> Iterator[Finding]:
     host = target.host
     soft = target.soft_limit("Max processes")
     if soft < PROCESSES_MIN:
-        yield warn(target.label, f"Max processes {soft}", f"at least {PROCESSES_MIN}", fix="systemctl edit <unit>: LimitNPROC=infinity",
-                   persists=True, evidence=[target.evidence("limits", f"Max processes {soft}")])
+        yield warn(
+            target.label,
+            f"Max processes {soft}",
+            f"at least {PROCESSES_MIN}",
+            fix="systemctl edit <unit>: LimitNPROC=infinity",
+            persists=True,
+            evidence=[target.evidence("limits", f"Max processes {soft}")],
+        )
     group = re.search(r"^0::(/\S*)$", attempt(lambda: target.text("cgroup")) or "", re.MULTILINE)
-    for path in {f"/sys/fs/cgroup{group[1].rstrip('/') if group else ''}/pids.max", "/sys/fs/cgroup/pids.max"}:
+    for path in {
+        f"/sys/fs/cgroup{group[1].rstrip('/') if group else ''}/pids.max",
+        "/sys/fs/cgroup/pids.max",
+    }:
         text = (host.peek(path) or "").strip()
         if text.isascii() and text.isdigit() and len(text) < 12 and int(text) < PROCESSES_MIN:
-            yield warn(target.label, f"pids.max {text}", f"at least {PROCESSES_MIN}", fix="systemctl edit <unit>: TasksMax=infinity; --pids-limit -1",
-                       persists=True, evidence=[host.at(path)])
+            yield warn(
+                target.label,
+                f"pids.max {text}",
+                f"at least {PROCESSES_MIN}",
+                fix="systemctl edit <unit>: TasksMax=infinity; --pids-limit -1",
+                persists=True,
+                evidence=[host.at(path)],
+            )
             return
 
 
@@ -168,8 +239,11 @@ def port_range(host: HostFacts) -> Iterator[Finding]:
             reserved.update(range(int(first), int(last or first) + 1))
     if all(port in reserved for port in RPC_PORTS if low <= port <= high):
         return
-    yield warn("local port range", f"{low}-{high}", f"apart from {RPC_PORTS[0]}-{RPC_PORTS[-1]}, the engine's",
-               fix=f"sysctl -w net.ipv4.ip_local_reserved_ports={HANDSHAKE_PORT},{RPC_PORTS[0]}-{RPC_PORTS[-1]}", persists=False,
-               evidence=[host.at(path)])
-
-
+    yield warn(
+        "local port range",
+        f"{low}-{high}",
+        f"apart from {RPC_PORTS[0]}-{RPC_PORTS[-1]}, the engine's",
+        fix=f"sysctl -w net.ipv4.ip_local_reserved_ports={HANDSHAKE_PORT},{RPC_PORTS[0]}-{RPC_PORTS[-1]}",
+        persists=False,
+        evidence=[host.at(path)],
+    )

@@ -20,6 +20,7 @@ MAP_COUNT_DEFAULT = 65530  # [K]
 MAP_COUNT_WANTED = 16777216  # [M]
 MAP_COUNT_POOL_BYTES = 256 << 30  # pools from this size on come near the default [C27]
 SHM_CONTAINER_DEFAULT = 64 << 20
+SHM = "/dev/shm"  # noqa: S108 - the mount itself is judged, no file is made in it
 CGROUP_HEADROOM = 1.1  # [K]
 CE_PER_HOUR_MAX = 10  # [E]
 CGROUP_V1_UNLIMITED = 1 << 62
@@ -61,19 +62,26 @@ def memlock_limit(target: Target) -> Iterator[Finding]:
             target.label,
             f"may lock {gib(soft)}, without CAP_IPC_LOCK",
             f"{gib(need)}, its segment" if need else "unlimited",
-            fix="systemctl edit <unit>: LimitMEMLOCK=infinity; container: --ulimit memlock=-1 --cap-add IPC_LOCK",
+            fix="systemctl edit <unit>: LimitMEMLOCK=infinity; container: --ulimit memlock=-1 --cap-add "
+            "IPC_LOCK",
             persists=True,
             evidence=evidence,
         )
     else:
-        yield info(target.label, f"locking is limited to {gib(soft)}: enough for its segment", "unlimited", evidence=evidence)
+        yield info(
+            target.label,
+            f"locking is limited to {gib(soft)}: enough for its segment",
+            "unlimited",
+            evidence=evidence,
+        )
 
 
 @check(
     "mem.pin_budget",
     title="The segment may be pinned once a NIC",
     why="The kernel accounts each registration per device: 80 GiB on eight NICs needs 640 GiB of limit.",
-    source="segment × NICs against /proc/<pid>/limits; EFA: max_mr_size × page size ÷ 4 KiB against all segments",
+    source="segment × NICs against /proc/<pid>/limits; EFA: max_mr_size × page size ÷ 4 KiB against all "
+    "segments",
     fix="LimitMEMLOCK=infinity, or register with the NICs of its own node only; EFA: huge pages",
     undo="take the line out again",
     per=Per.TARGET,
@@ -120,7 +128,8 @@ def pin_budget(target: Target) -> Iterator[Finding]:
 @check(
     "mem.max_mr_size",
     title="A registration fits the device",
-    why="A region above max_mr_size is refused (EIO, EINVAL) or cut, which the peer meets as a remote access error.",
+    why="A region above max_mr_size is refused (EIO, EINVAL) or cut, which the peer meets as a remote "
+    "access error.",
     source="ibv_devinfo -v max_mr_size; dmesg 'Out of mr size'",
     fix="set MC_MAX_MR_SIZE to the device's max_mr_size",
     undo="unset MC_MAX_MR_SIZE",
@@ -131,8 +140,14 @@ def max_mr_size(target: Target) -> Iterator[Finding]:
     host = target.host
     logged = attempt(lambda: host.log_lines(r"[Oo]ut of mr size")) or []
     for line in logged[:1]:
-        yield fail(target.label, line.text, "regions that fit the device", fix="set MC_MAX_MR_SIZE to max_mr_size",
-                   persists=True, evidence=[host.log_evidence(line)])
+        yield fail(
+            target.label,
+            line.text,
+            "regions that fit the device",
+            fix="set MC_MAX_MR_SIZE to max_mr_size",
+            persists=True,
+            evidence=[host.log_evidence(line)],
+        )
     if logged:
         return
     table = host.devinfo
@@ -161,7 +176,8 @@ def max_mr_size(target: Target) -> Iterator[Finding]:
 
 
 _REGISTER = re.compile(
-    r"(?:[Ff]ailed to register memory|ibv_reg_mr|register_?[Mm]emory)[^\n]*?(0x[0-9a-fA-F]{4,16})[^\n]*", re.ASCII
+    r"(?:[Ff]ailed to register memory|ibv_reg_mr|register_?[Mm]emory)[^\n]*?(0x[0-9a-fA-F]{4,16})[^\n]*",
+    re.ASCII,
 )
 
 
@@ -179,7 +195,9 @@ def readonly_mapping(target: Target) -> Iterator[Finding]:
     if log is None:
         raise Unseen(f"log of {target.name}", Sight.NOT_COLLECTED)
     path, text = log
-    hits = [m for m in _REGISTER.finditer(text) if re.search(r"Bad address|EFAULT|\[14\]|errno[ =:]*14", m[0])]
+    hits = [
+        m for m in _REGISTER.finditer(text) if re.search(r"Bad address|EFAULT|\[14\]|errno[ =:]*14", m[0])
+    ]
     if not hits:
         return
     regions = proc.parse_maps(target.text("maps"))
@@ -191,10 +209,13 @@ def readonly_mapping(target: Target) -> Iterator[Finding]:
                 f"{target.name} {hit[1]}",
                 f"mapped {region.permissions} {region.name}".strip(),
                 "rw: registration for remote writes needs a writable mapping",
-                fix="map the segment writable in the registering process, or copy through a buffer of its own",
+                fix="map the segment writable in the registering process, or copy through a buffer of its "
+                "own",
                 persists=True,
                 evidence=[
-                    target.evidence("maps", f"{region.start:x}-{region.end:x} {region.permissions} {region.name}"),
+                    target.evidence(
+                        "maps", f"{region.start:x}-{region.end:x} {region.permissions} {region.name}"
+                    ),
                     target.host.at(path, hit[0]),
                 ],
             )
@@ -204,7 +225,8 @@ def readonly_mapping(target: Target) -> Iterator[Finding]:
 @check(
     "mem.mkey_resources",
     title="The NIC has memory keys left",
-    why="Keys leaked by killed processes use up the NIC: registration fails with EAGAIN whatever the limits say.",
+    why="Keys leaked by killed processes use up the NIC: registration fails with EAGAIN whatever the "
+    "limits say.",
     source="dmesg 'CREATE_MKEY … no resources(0xf)'; rdma resource show mr against max_mr",
     fix="stop the processes that hold them, reload the driver or reboot; register with bigger pages",
     kind="S/L",
@@ -218,7 +240,8 @@ def mkey_resources(host: HostFacts) -> Iterator[Finding]:
             _bdf(line.text) or "NIC",
             f"CREATE_MKEY refused {len(lines)} times since boot: no resources",
             "no refusal",
-            fix="kill processes that leak registrations, then: modprobe -r mlx5_ib mlx5_core && modprobe mlx5_ib (or reboot)",
+            fix="kill processes that leak registrations, then: modprobe -r mlx5_ib mlx5_core && modprobe "
+            "mlx5_ib (or reboot)",
             persists=False,
             evidence=[host.log_evidence(line), host.said("rdma", "resource", "show")],
         )
@@ -232,9 +255,14 @@ def mkey_resources(host: HostFacts) -> Iterator[Finding]:
         most = infos[device.name].number("max_mr") if device.name in infos else None
         used = (resources or {}).get(device.name, {}).get("mr")
         if most and used is not None and used > MR_SHARE_WARN * most:
-            yield warn(device.name, f"{used} of {most} memory regions in use", f"at most {MR_SHARE_WARN:.0%}",
-                       fix="find the leak: rdma resource show mr", persists=True,
-                       evidence=[host.said("rdma", "resource", "show"), host.devinfo_evidence(device.name)])
+            yield warn(
+                device.name,
+                f"{used} of {most} memory regions in use",
+                f"at most {MR_SHARE_WARN:.0%}",
+                fix="find the leak: rdma resource show mr",
+                persists=True,
+                evidence=[host.said("rdma", "resource", "show"), host.devinfo_evidence(device.name)],
+            )
 
 
 def _bdf(text: str) -> str | None:
@@ -262,11 +290,19 @@ def registration_page_size(target: Target) -> Iterator[Finding]:
         small = 0 if huge or target.wants_huge_pages else target.segment_bytes or 0
     else:
         raise Unseen(f"{target.path}/smaps", Sight.NOT_COLLECTED)
-    anon = sum(int(n) << 10 for n in re.findall(r"AnonHugePages:\s+(\d{1,15}) kB", attempt(lambda: target.text("smaps")) or ""))
+    anon = sum(
+        int(n) << 10
+        for n in re.findall(r"AnonHugePages:\s+(\d{1,15}) kB", attempt(lambda: target.text("smaps")) or "")
+    )
     if small - anon >= TERABYTE:
-        yield warn(target.label, f"{gib(small)} on 4 KiB pages", "2 MiB or 1 GiB pages",
-                   fix="reserve huge pages and start it with MC_STORE_USE_HUGEPAGE=1", persists=True,
-                   evidence=[target.evidence("numa_maps" if maps else "status")])
+        yield warn(
+            target.label,
+            f"{gib(small)} on 4 KiB pages",
+            "2 MiB or 1 GiB pages",
+            fix="reserve huge pages and start it with MC_STORE_USE_HUGEPAGE=1",
+            persists=True,
+            evidence=[target.evidence("numa_maps" if maps else "status")],
+        )
 
 
 @check(
@@ -288,7 +324,7 @@ def hugepages(host: HostFacts) -> Iterator[Finding]:
     free = (memory["HugePages_Free"] - memory.get("HugePages_Rsvd", 0)) * size
     need = 0
     for target in users:
-        have = attempt(lambda target=target: proc.parse_kb(target.status.get("HugetlbPages", "0 kB"))) or 0  # type: ignore[misc]
+        have = attempt(lambda: proc.parse_kb(target.status.get("HugetlbPages", "0 kB"))) or 0
         need += max((target.segment_bytes or 0) - have, 0)
     if need > free:
         count = memory.get("HugePages_Total", 0) + -(-(need - free) // size)
@@ -298,7 +334,10 @@ def hugepages(host: HostFacts) -> Iterator[Finding]:
             f"{gib(need)} still to be mapped",
             fix=f"sysctl -w vm.nr_hugepages={count}",
             persists=False,
-            evidence=[host.at("/proc/meminfo", f"HugePages_Free: {memory['HugePages_Free']}"), users[0].evidence("environ")],
+            evidence=[
+                host.at("/proc/meminfo", f"HugePages_Free: {memory['HugePages_Free']}"),
+                users[0].evidence("environ"),
+            ],
         )
 
 
@@ -306,7 +345,8 @@ def hugepages(host: HostFacts) -> Iterator[Finding]:
     "mem.hugepage_fragmented",
     title="The kernel found all huge pages it was asked for",
     why="On fragmented memory late allocation gives fewer than asked, without an error.",
-    source="vm.nr_hugepages in /etc/sysctl.conf and /etc/sysctl.d, hugepages= in /proc/cmdline, HugePages_Total",
+    source="vm.nr_hugepages in /etc/sysctl.conf and /etc/sysctl.d, hugepages= in /proc/cmdline, "
+    "HugePages_Total",
     fix="reserve them at boot: hugepages=N on the command line",
 )
 def hugepage_fragmented(host: HostFacts) -> Iterator[Finding]:
@@ -314,7 +354,9 @@ def hugepage_fragmented(host: HostFacts) -> Iterator[Finding]:
     wanted: dict[str, int] = {}
     names = attempt(lambda: host.ls("/etc/sysctl.d")) or ()
     for path in ["/etc/sysctl.conf", *(f"/etc/sysctl.d/{name}" for name in names if name.endswith(".conf"))]:
-        for match in re.finditer(r"^\s*vm[./]nr_hugepages\s*=\s*(\d{1,12})\s*$", host.peek(path) or "", re.MULTILINE | re.ASCII):
+        for match in re.finditer(
+            r"^\s*vm[./]nr_hugepages\s*=\s*(\d{1,12})\s*$", host.peek(path) or "", re.MULTILINE | re.ASCII
+        ):
             wanted[path] = int(match[1])
     for word in attempt(lambda: host.kernel_words) or ():
         match_ = re.fullmatch(r"hugepages=(\d{1,12})", word, re.ASCII)
@@ -327,9 +369,14 @@ def hugepage_fragmented(host: HostFacts) -> Iterator[Finding]:
     total = memory["HugePages_Total"]
     path, most = max(wanted.items(), key=lambda item: item[1])
     if total < most:
-        yield warn("huge pages", f"{total} allocated", f"{most}, asked for in {path}",
-                   fix=f"put hugepages={most} on the boot command line and reboot", persists=True,
-                   evidence=[host.at(path), host.at("/proc/meminfo", f"HugePages_Total: {total}")])
+        yield warn(
+            "huge pages",
+            f"{total} allocated",
+            f"{most}, asked for in {path}",
+            fix=f"put hugepages={most} on the boot command line and reboot",
+            persists=True,
+            evidence=[host.at(path), host.at("/proc/meminfo", f"HugePages_Total: {total}")],
+        )
 
 
 @check(
@@ -343,8 +390,14 @@ def hugepage_fragmented(host: HostFacts) -> Iterator[Finding]:
 def thp(host: HostFacts) -> Iterator[Finding]:
     folder = "/sys/kernel/mm/transparent_hugepage"
     if "[always]" in host.text(f"{folder}/enabled") and "[always]" in (host.peek(f"{folder}/defrag") or ""):
-        yield info("transparent huge pages", "enabled always, defrag always", "madvise",
-                   fix=f"echo madvise > {folder}/defrag", persists=False, evidence=[host.at(f"{folder}/defrag")])
+        yield info(
+            "transparent huge pages",
+            "enabled always, defrag always",
+            "madvise",
+            fix=f"echo madvise > {folder}/defrag",
+            persists=False,
+            evidence=[host.at(f"{folder}/defrag")],
+        )
 
 
 @check(
@@ -361,12 +414,17 @@ def max_map_count(host: HostFacts) -> Iterator[Finding]:
     crowded = [
         target
         for target in host.targets
-        if (attempt(lambda target=target: target.text("maps").count("\n")) or 0) > count // 2  # type: ignore[misc]
+        if (attempt(lambda: target.text("maps").count("\n")) or 0) > count // 2
     ]
     if count <= MAP_COUNT_DEFAULT and (pool >= MAP_COUNT_POOL_BYTES or crowded):
-        yield warn("vm.max_map_count", f"{count}, with a pool of {gib(pool)}", f"{MAP_COUNT_WANTED}",
-                   fix=f"sysctl -w vm.max_map_count={MAP_COUNT_WANTED}", persists=False,
-                   evidence=[host.at("/proc/sys/vm/max_map_count")])
+        yield warn(
+            "vm.max_map_count",
+            f"{count}, with a pool of {gib(pool)}",
+            f"{MAP_COUNT_WANTED}",
+            fix=f"sysctl -w vm.max_map_count={MAP_COUNT_WANTED}",
+            persists=False,
+            evidence=[host.at("/proc/sys/vm/max_map_count")],
+        )
 
 
 @check(
@@ -378,21 +436,33 @@ def max_map_count(host: HostFacts) -> Iterator[Finding]:
     undo="start the container with the former size",
 )
 def shm_size(host: HostFacts) -> Iterator[Finding]:
-    mounts = [m for m in proc.parse_mounts(host.text("/proc/mounts")) if m.path == "/dev/shm"]  # noqa: S108
+    mounts = [m for m in proc.parse_mounts(host.text("/proc/mounts")) if m.path == SHM]
     if not mounts:
-        raise Skip("no /dev/shm is mounted")
+        raise Skip(f"no {SHM} is mounted")
     memory = (attempt(lambda: host.memory) or {}).get("MemTotal")
     size = proc.parse_mount_size(mounts[-1].options, memory)
     if size is None:
-        raise Unseen("size of /dev/shm", Sight.NOT_COLLECTED)
-    evidence = [host.at("/proc/mounts", f"/dev/shm size={size}")]
+        raise Unseen(f"size of {SHM}", Sight.NOT_COLLECTED)
+    evidence = [host.at("/proc/mounts", f"{SHM} size={size}")]
     need = host.expect_int("shm_bytes") or sum(_shared_bytes(target) for target in host.targets)
     if need > size:
-        yield fail("/dev/shm", f"{gib(size)}", f"{gib(need)}: the shared segment",
-                   fix=f"mount -o remount,size={need} /dev/shm; container: --shm-size={need}", persists=False, evidence=evidence)
+        yield fail(
+            SHM,
+            f"{gib(size)}",
+            f"{gib(need)}: the shared segment",
+            fix=f"mount -o remount,size={need} /dev/shm; container: --shm-size={need}",
+            persists=False,
+            evidence=evidence,
+        )
     elif size <= SHM_CONTAINER_DEFAULT and host.is_container and host.targets:
-        yield warn("/dev/shm", f"{gib(size)}, the default of containers", "room for the shared segment",
-                   fix="--shm-size=16g, or an emptyDir with medium: Memory", persists=True, evidence=evidence)
+        yield warn(
+            SHM,
+            f"{gib(size)}, the default of containers",
+            "room for the shared segment",
+            fix="--shm-size=16g, or an emptyDir with medium: Memory",
+            persists=True,
+            evidence=evidence,
+        )
 
 
 def _shared_bytes(target: Target) -> int:
@@ -417,7 +487,11 @@ def _cgroup_limit(target: Target, name_v2: str, name_v1: str) -> tuple[int, str]
             path = path.rstrip("/").rpartition("/")[0]
     seen = False
     for folder in sorted(folders):
-        for path in (f"{folder}/{name_v2}", f"{folder}/{name_v1}", f"{folder}/{name_v1.partition('.')[0]}/{name_v1}"):
+        for path in (
+            f"{folder}/{name_v2}",
+            f"{folder}/{name_v1}",
+            f"{folder}/{name_v1.partition('.')[0]}/{name_v1}",
+        ):
             text = host.peek(path)
             if text is None:
                 continue
@@ -446,11 +520,19 @@ def cgroup_limit(target: Target) -> Iterator[Finding]:
     if target.wants_huge_pages:
         limit, wanted = _cgroup_limit(target, "hugetlb.2MB.max", "hugetlb.2MB.limit_in_bytes"), need
     else:
-        limit, wanted = _cgroup_limit(target, "memory.max", "memory.limit_in_bytes"), int(need * CGROUP_HEADROOM)
+        limit, wanted = (
+            _cgroup_limit(target, "memory.max", "memory.limit_in_bytes"),
+            int(need * CGROUP_HEADROOM),
+        )
     if limit is not None and limit[0] < wanted:
-        yield fail(target.label, f"limited to {gib(limit[0])}", f"{gib(wanted)}: its segment and 10 %",
-                   fix=f"raise the limit to {wanted} (pod: resources.limits)", persists=True,
-                   evidence=[target.host.at(limit[1]), target.evidence("cmdline")])
+        yield fail(
+            target.label,
+            f"limited to {gib(limit[0])}",
+            f"{gib(wanted)}: its segment and 10 %",
+            fix=f"raise the limit to {wanted} (pod: resources.limits)",
+            persists=True,
+            evidence=[target.host.at(limit[1]), target.evidence("cmdline")],
+        )
 
 
 _FORKING = re.compile(r"python|vllm|sglang|ray|gunicorn")
@@ -459,7 +541,8 @@ _FORKING = re.compile(r"python|vllm|sglang|ray|gunicorn")
 @check(
     "mem.fork_safety",
     title="Registered pages survive a fork",
-    why="Without copy-on-fork a child takes registered pages away from its parent: the NIC writes where nobody reads.",
+    why="Without copy-on-fork a child takes registered pages away from its parent: the NIC writes where "
+    "nobody reads.",
     source="rdma system show copy-on-fork; RDMAV_FORK_SAFE, IBV_FORK_SAFE",
     fix="kernel 5.12 or newer, or RDMAV_FORK_SAFE=1 for the process",
     undo="unset the variable",
@@ -471,11 +554,11 @@ def fork_safety(host: HostFacts) -> Iterator[Finding]:
     if not host.targets:
         raise Skip("no target process here")
     for target in host.targets:
-        environ = attempt(lambda target=target: target.environ) or {}  # type: ignore[misc]
+        environ = attempt(lambda: target.environ) or {}
         if environ.get("RDMAV_FORK_SAFE") or environ.get("IBV_FORK_SAFE"):
             continue
-        children = attempt(lambda target=target: target.text(f"task/{target.pid}/children")) or ""  # type: ignore[misc]
-        words = attempt(lambda target=target: target.command_line) or []  # type: ignore[misc]
+        children = attempt(lambda: target.text(f"task/{target.pid}/children")) or ""
+        words = attempt(lambda: target.command_line) or []
         forks = bool(children.strip()) or bool(_FORKING.search(" ".join(words[:2])))
         yield finding(
             Outcome.WARN if forks else Outcome.INFO,
@@ -506,8 +589,14 @@ def oom_events(host: HostFacts) -> Iterator[Finding]:
         before, after = (sysfs.parse_named_counts(host.text(path, sample)) for sample in (0, 1))
         step = after.get("oom_kill", 0) - before.get("oom_kill", 0)
         if step > 0:
-            yield fail("this container", f"oom_kill +{step} in {host.need_window():g} s", "+0",
-                       fix="raise the memory limit or shrink the segment", persists=True, evidence=[host.at(path)])
+            yield fail(
+                "this container",
+                f"oom_kill +{step} in {host.need_window():g} s",
+                "+0",
+                fix="raise the memory limit or shrink the segment",
+                persists=True,
+                evidence=[host.at(path)],
+            )
     try:
         lines = host.log_lines(r"[Oo]ut of memory: Kill(ed)? process|oom-kill:")
     except Unseen:
@@ -516,7 +605,7 @@ def oom_events(host: HostFacts) -> Iterator[Finding]:
         raise
     names = {target.name[:15] for target in host.targets} | {"mooncake_client", "mooncake_master", "kvops"}
     for target in host.targets:
-        comm = (attempt(lambda target=target: target.status) or {}).get("Name")  # type: ignore[misc]
+        comm = (attempt(lambda: target.status) or {}).get("Name")
         names |= {comm} if comm else set()
     for line in lines[-4:]:
         killed = re.search(r"Kill(?:ed)? process (\d{1,10}) \(([^)]*)\)", line.text) or re.search(
@@ -528,17 +617,27 @@ def oom_events(host: HostFacts) -> Iterator[Finding]:
         old = line.seconds is not None and host.uptime_s is not None and host.uptime_s - line.seconds > OLD_S
         what = " ".join(killed.groups())
         if ours and not old:
-            yield fail(what, line.text[:160], "no store killed", fix="raise the memory limit or shrink the segment",
-                       persists=True, evidence=[host.log_evidence(line)])
+            yield fail(
+                what,
+                line.text[:160],
+                "no store killed",
+                fix="raise the memory limit or shrink the segment",
+                persists=True,
+                evidence=[host.log_evidence(line)],
+            )
         else:
-            yield info(what, "killed for memory" + (", more than a day ago" if old else ": not a target"),
-                       evidence=[host.log_evidence(line)])
+            yield info(
+                what,
+                "killed for memory" + (", more than a day ago" if old else ": not a target"),
+                evidence=[host.log_evidence(line)],
+            )
 
 
 @check(
     "mem.ecc",
     title="Memory has no errors",
-    why="Uncorrectable errors corrupt or kill; many correctable ones slow memory and announce the other kind.",
+    why="Uncorrectable errors corrupt or kill; many correctable ones slow memory and announce the other "
+    "kind.",
     source="/sys/devices/system/edac/mc/mc*/{ce,ue}_count",
     fix="replace the DIMM that edac-util names",
     kind="Δ",
@@ -552,16 +651,26 @@ def ecc(host: HostFacts) -> Iterator[Finding]:
         for name in ("ue_count", "ce_count"):
             path = f"{folder}/{controller}/{name}"
             texts = [host.peek(path, sample) for sample in (0, 1)]
-            counts = [attempt(lambda text=text: sysfs.parse_int(text or "")) for text in texts]  # type: ignore[misc]
+            counts = [attempt(lambda: sysfs.parse_int(text or "")) for text in texts]
             if counts[0] is None or counts[1] is None:
                 continue
             step = counts[1] - counts[0]
             evidence: list[Evidence] = [host.at(path, f"{counts[0]} → {counts[1]}")]
             if name == "ue_count" and step > 0:
-                yield fail(controller, f"uncorrectable errors +{step}", "+0", fix="drain the node and replace the DIMM",
-                           persists=True, evidence=evidence)
+                yield fail(
+                    controller,
+                    f"uncorrectable errors +{step}",
+                    "+0",
+                    fix="drain the node and replace the DIMM",
+                    persists=True,
+                    evidence=evidence,
+                )
             elif step >= 2 and step * 3600 / window_s > CE_PER_HOUR_MAX:
-                yield warn(controller, f"correctable errors +{step} in {window_s:g} s", f"at most {CE_PER_HOUR_MAX} an hour",
-                           fix="plan the replacement of the DIMM", persists=True, evidence=evidence)
-
-
+                yield warn(
+                    controller,
+                    f"correctable errors +{step} in {window_s:g} s",
+                    f"at most {CE_PER_HOUR_MAX} an hour",
+                    fix="plan the replacement of the DIMM",
+                    persists=True,
+                    evidence=evidence,
+                )

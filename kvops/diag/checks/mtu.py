@@ -12,7 +12,9 @@ from kvops.diag.parsers import ip
 from kvops.diag.registry import Per, check
 
 PATH_MTUS = (256, 512, 1024, 2048, 4096)
-HEADERS_BYTES = 96  # GRH 40, BTH 12, RETH 16, AETH 4, atomic 28, ICRC 4: iboe_get_mtu in include/rdma/ib_addr.h [K]
+HEADERS_BYTES = (
+    96  # GRH 40, BTH 12, RETH 16, AETH 4, atomic 28, ICRC 4: iboe_get_mtu in include/rdma/ib_addr.h [K]
+)
 NETDEV_MTU_FULL = 4200  # the round figure above 4096 + headers
 ICMP_HEADERS_BYTES = 28
 ENGINE_MTUS = frozenset({"512", "1024", "2048", "4096"})  # MC_MTU [M]
@@ -69,7 +71,8 @@ def below_max(port: Port) -> Iterator[Finding]:
 @check(
     "mtu.active_vs_netdev",
     title="Port and interface agree on the MTU",
-    why="A stale value after a change (often with bonds): packets larger than the interface takes, or needlessly small.",
+    why="A stale value after a change (often with bonds): packets larger than the interface takes, or "
+    "needlessly small.",
     source="ibv_devinfo active_mtu against <netdev>/mtu",
     fix="ip link set <netdev> down && ip link set <netdev> up; for bonds set every member",
     per=Per.ROCE,
@@ -87,16 +90,22 @@ def active_vs_netdev(port: Port) -> Iterator[Finding]:
     if port.device.kind not in ("mlx5", "mlx4", "bnxt", "hns", "rxe"):
         allowed.add(max((m for m in PATH_MTUS if m <= netdev.mtu), default=PATH_MTUS[0]))
     if active not in allowed:
-        yield fail(f"{port.label} {netdev.name}", f"active_mtu {active} on an interface MTU of {netdev.mtu}", f"{derived}",
-                   fix=f"ip link set {netdev.name} down && ip link set {netdev.name} up (bond: set the MTU of every member)",
-                   persists=False, evidence=[host.at(f"{netdev.path}/mtu"), host.devinfo_evidence(port.device.name)])
+        yield fail(
+            f"{port.label} {netdev.name}",
+            f"active_mtu {active} on an interface MTU of {netdev.mtu}",
+            f"{derived}",
+            fix=f"ip link set {netdev.name} down && ip link set {netdev.name} up (bond: set the MTU of "
+            f"every member)",
+            persists=False,
+            evidence=[host.at(f"{netdev.path}/mtu"), host.devinfo_evidence(port.device.name)],
+        )
 
 
 def _engine_mtu(port: Port) -> int:
     """What the engine makes its queue pairs with: the active MTU, clipped by MC_MTU. Raises Unseen."""
     mtu = active_mtu(port)
     for target in port.host.targets:
-        value = (attempt(lambda target=target: target.environ) or {}).get("MC_MTU", "").strip()  # type: ignore[misc]
+        value = (attempt(lambda: target.environ) or {}).get("MC_MTU", "").strip()
         if value in ENGINE_MTUS and any(p.label == port.label for p in target.ports):
             mtu = min(mtu, int(value))
     return mtu
@@ -105,7 +114,8 @@ def _engine_mtu(port: Port) -> int:
 @check(
     "mtu.peer_mismatch",
     title="All nodes make queue pairs with one path MTU",
-    why="The engine does not negotiate it: the side with the larger one sends what the other refuses (length errors).",
+    why="The engine does not negotiate it: the side with the larger one sends what the other refuses "
+    "(length errors).",
     source="active_mtu and MC_MTU of all nodes",
     fix="one MTU on all interfaces, or MC_MTU=<the smallest> everywhere",
     undo="unset MC_MTU",
@@ -115,10 +125,10 @@ def _engine_mtu(port: Port) -> int:
 def peer_mismatch(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     groups: dict[int, list[Port]] = {}
     for host in nodes:
-        for port in attempt(lambda host=host: host.ports) or ():  # type: ignore[misc]
+        for port in attempt(lambda: host.ports) or ():
             if not port.active:
                 continue
-            mtu = attempt(lambda port=port: _engine_mtu(port))  # type: ignore[misc]
+            mtu = attempt(lambda: _engine_mtu(port))
             if mtu is not None and (port.is_roce or port.is_infiniband):
                 groups.setdefault(mtu, []).append(port)
     if not groups:
@@ -131,9 +141,17 @@ def peer_mismatch(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
             continue
         for port in ports[:16]:
             name = port.netdev_name or "<netdev>"
-            yield fail(f"{port.host.name} {port.label}", f"path MTU {mtu}", f"{usual}, as {len(groups[usual])} other ports",
-                       fix=f"ip link set {name} mtu 9000, or MC_MTU={min(groups)} on all nodes", persists=False,
-                       evidence=[port.host.devinfo_evidence(port.device.name), port.host.at(f"/sys/class/net/{name}/mtu")])
+            yield fail(
+                f"{port.host.name} {port.label}",
+                f"path MTU {mtu}",
+                f"{usual}, as {len(groups[usual])} other ports",
+                fix=f"ip link set {name} mtu 9000, or MC_MTU={min(groups)} on all nodes",
+                persists=False,
+                evidence=[
+                    port.host.devinfo_evidence(port.device.name),
+                    port.host.at(f"/sys/class/net/{name}/mtu"),
+                ],
+            )
 
 
 @check(
@@ -150,15 +168,26 @@ def app_vs_active(target: Target) -> Iterator[Finding]:
         return
     evidence = [target.evidence("environ", f"MC_MTU={value}")]
     if value.strip() not in ENGINE_MTUS:
-        yield warn(target.label, f"MC_MTU={value}: ignored", "512, 1024, 2048 or 4096", fix="unset MC_MTU and restart it",
-                   persists=True, evidence=evidence)
+        yield warn(
+            target.label,
+            f"MC_MTU={value}: ignored",
+            "512, 1024, 2048 or 4096",
+            fix="unset MC_MTU and restart it",
+            persists=True,
+            evidence=evidence,
+        )
         return
     for port in target.ports:
-        active = attempt(lambda port=port: active_mtu(port))  # type: ignore[misc]
+        active = attempt(lambda: active_mtu(port))
         if active is not None and int(value) > active:
-            yield warn(f"{port.label} of {target.name}", f"MC_MTU={value}, clipped to {active}", f"at most {active}",
-                       fix=f"MC_MTU={active}, or raise the interface's MTU", persists=True,
-                       evidence=[*evidence, target.host.devinfo_evidence(port.device.name)])
+            yield warn(
+                f"{port.label} of {target.name}",
+                f"MC_MTU={value}, clipped to {active}",
+                f"at most {active}",
+                fix=f"MC_MTU={active}, or raise the interface's MTU",
+                persists=True,
+                evidence=[*evidence, target.host.devinfo_evidence(port.device.name)],
+            )
 
 
 @check(
@@ -175,38 +204,53 @@ def path_mtu(host: HostFacts) -> Iterator[Finding]:
     silent: dict[tuple[str, str], tuple[int, tuple[str, ...]]] = {}
     for argv in host.argvs("ping"):
         result = host.snapshot.run(*argv)
-        size = int(argv[argv.index("-s") + 1]) if "-s" in argv[:-1] and argv[argv.index("-s") + 1].isdigit() else 56
+        size = (
+            int(argv[argv.index("-s") + 1])
+            if "-s" in argv[:-1] and argv[argv.index("-s") + 1].isdigit()
+            else 56
+        )
         netdev = argv[argv.index("-I") + 1] if "-I" in argv[:-1] else ""
         answer = ip.parse_ping(result.stdout)
         key = (netdev, argv[-1])
         said = result.stdout + result.stderr
         if answer:
             answered[key] = max(answered.get(key, 0), size)
-        elif "-M" in argv and answer is False or "Frag needed" in said or "essage too long" in said:
+        elif ("-M" in argv and answer is False) or "Frag needed" in said or "essage too long" in said:
             silent[key] = (size, argv)
             if re.search(r"[Ff]rag(mentation)? needed", said):
                 answered.setdefault(key, 0)
     for (netdev, peer), (size, argv) in silent.items():
-        mtu = attempt(lambda netdev=netdev: host.netdev(netdev).mtu) if netdev else None  # type: ignore[misc]
+        mtu = attempt(lambda: host.netdev(netdev).mtu) if netdev else None
         if (netdev, peer) not in answered:
             continue  # nothing comes back at any size: the peer, or filtered ICMP, not the MTU
         seen = True
         if mtu is None or mtu >= size + ICMP_HEADERS_BYTES:
-            yield fail(f"{netdev or 'this host'} → {peer}", f"no answer at {size + ICMP_HEADERS_BYTES} bytes, answers to small ones",
-                       f"an answer: the interface's MTU is {mtu or 'large enough'}",
-                       fix="raise the MTU of the switch ports on the path to 9216", persists=True, evidence=[host.said(*argv)])
+            yield fail(
+                f"{netdev or 'this host'} → {peer}",
+                f"no answer at {size + ICMP_HEADERS_BYTES} bytes, answers to small ones",
+                f"an answer: the interface's MTU is {mtu or 'large enough'}",
+                fix="raise the MTU of the switch ports on the path to 9216",
+                persists=True,
+                evidence=[host.said(*argv)],
+            )
     seen = seen or bool(answered)
     for port in attempt(lambda: host.ports) or ():
-        steps = attempt(lambda port=port: port.wire_steps)  # type: ignore[misc]
+        steps = attempt(lambda: port.wire_steps)
         if steps is None:
             continue
         seen = True
-        grown = {n: steps[n] for n in ("rx_oversize_pkts_phy", "rx_out_of_range_len_phy") if steps.get(n, 0) > 0}
+        grown = {
+            n: steps[n] for n in ("rx_oversize_pkts_phy", "rx_out_of_range_len_phy") if steps.get(n, 0) > 0
+        }
         if grown:
-            yield fail(port.label, ", ".join(f"{n} +{c}" for n, c in grown.items()) + f" in {host.need_window():g} s",
-                       "+0: the peer sends larger packets than this port takes",
-                       fix=f"ip link set {port.netdev_name or '<netdev>'} mtu 9000, as the peer has", persists=False,
-                       evidence=port.wire_evidence(*grown))
+            yield fail(
+                port.label,
+                ", ".join(f"{n} +{c}" for n, c in grown.items()) + f" in {host.need_window():g} s",
+                "+0: the peer sends larger packets than this port takes",
+                fix=f"ip link set {port.netdev_name or '<netdev>'} mtu 9000, as the peer has",
+                persists=False,
+                evidence=port.wire_evidence(*grown),
+            )
     if not seen:
         raise Unseen("ping -M do -s 4172", host.why_not("ping"))
 
@@ -220,25 +264,42 @@ def path_mtu(host: HostFacts) -> Iterator[Finding]:
 )
 def bond_members(host: HostFacts) -> Iterator[Finding]:
     judged = 0
-    names = {port.netdev_name for port in host.ports} | {n for port in host.ports for n in port.own_netdev_names}
+    names = {port.netdev_name for port in host.ports} | {
+        n for port in host.ports for n in port.own_netdev_names
+    }
     for name, bond in host.bonds.items():
         if name not in names and not any(member.name in names for member in bond.members):
             continue
         judged += 1
         mtu = host.netdev(name).mtu
         for member in bond.members:
-            own = attempt(lambda member=member: host.netdev(member.name).mtu)  # type: ignore[misc]
+            own = attempt(lambda: host.netdev(member.name).mtu)
             if own is not None and own != mtu:
-                yield fail(f"{name} and {member.name}", f"{mtu} and {own}", "the same", fix=f"ip link set {name} mtu {max(mtu, own)}",
-                           persists=False, evidence=[host.at(f"/sys/class/net/{name}/mtu"), host.at(f"/sys/class/net/{member.name}/mtu")])
+                yield fail(
+                    f"{name} and {member.name}",
+                    f"{mtu} and {own}",
+                    "the same",
+                    fix=f"ip link set {name} mtu {max(mtu, own)}",
+                    persists=False,
+                    evidence=[
+                        host.at(f"/sys/class/net/{name}/mtu"),
+                        host.at(f"/sys/class/net/{member.name}/mtu"),
+                    ],
+                )
     for name in sorted(n for n in names if n):
         parent = name.rpartition(".")[0]
         if parent and parent in host.netdev_names:
             judged += 1
-            own, above = (attempt(lambda n=n: host.netdev(n).mtu) for n in (name, parent))  # type: ignore[misc]
+            own, above = (attempt(lambda: host.netdev(n).mtu) for n in (name, parent))
             if own is not None and above is not None and own != above:
-                yield fail(f"{name} and {parent}", f"{own} and {above}", "the same", fix=f"ip link set {name} mtu {above}",
-                           persists=False, evidence=[host.at(f"/sys/class/net/{name}/mtu"), host.at(f"/sys/class/net/{parent}/mtu")])
+                yield fail(
+                    f"{name} and {parent}",
+                    f"{own} and {above}",
+                    "the same",
+                    fix=f"ip link set {name} mtu {above}",
+                    persists=False,
+                    evidence=[host.at(f"/sys/class/net/{name}/mtu"), host.at(f"/sys/class/net/{parent}/mtu")],
+                )
     if not judged:
         raise Skip("no bond or VLAN under an RDMA port")
 
@@ -263,13 +324,19 @@ def ovs_bridge(host: HostFacts) -> Iterator[Finding]:
         if netdev.driver in ("openvswitch", "mlx5e_rep") or re.fullmatch(r"(c\d+)?pf\d+vf\d+", tag):
             switched.append(name)
         elif ":" in bdf and host.pci_function(bdf).is_virtual and host.pci_function(bdf).vendor == MELLANOX:
-            wanted = max(wanted, attempt(lambda netdev=netdev: netdev.mtu) or 0)  # type: ignore[misc]
+            wanted = max(wanted, attempt(lambda: netdev.mtu) or 0)
     if not wanted:
-        wanted = max((attempt(lambda p=p: p.need_netdev().mtu) or 0 for p in host.ports), default=0)  # type: ignore[misc]
+        wanted = max((attempt(lambda: p.need_netdev().mtu) or 0 for p in host.ports), default=0)
     if not switched or not wanted:
         raise Skip("no representor or bridge next to a virtual function")
     for name in switched:
-        mtu = attempt(lambda name=name: host.netdev(name).mtu)  # type: ignore[misc]
+        mtu = attempt(lambda: host.netdev(name).mtu)
         if mtu is not None and mtu < wanted:
-            yield fail(name, f"MTU {mtu}", f"at least {wanted}, the VF's", fix=f"ip link set {name} mtu {wanted}",
-                       persists=False, evidence=[host.at(f"/sys/class/net/{name}/mtu")])
+            yield fail(
+                name,
+                f"MTU {mtu}",
+                f"at least {wanted}, the VF's",
+                fix=f"ip link set {name} mtu {wanted}",
+                persists=False,
+                evidence=[host.at(f"/sys/class/net/{name}/mtu")],
+            )

@@ -47,7 +47,7 @@ def _allowed(target: Target, field: str) -> frozenset[int]:
 
 
 def home_nodes(target: Target) -> set[int]:
-    """Nodes where a target's memory is or may be: by what it has, else by what it is allowed. Raises Unseen."""
+    """Nodes where a target's memory is, else where it may be. Raises Unseen."""
     totals = attempt(lambda: memory_by_node(target))
     if totals:
         whole = sum(totals.values())
@@ -89,10 +89,12 @@ def nic_pinning(target: Target) -> Iterator[Finding]:
             evidence.append(target.evidence("status"))
     cpus = attempt(lambda: _allowed(target, "Cpus_allowed_list"))
     if cpus:
-        on = {node for node in nodes if cpus & (attempt(lambda node=node: host.node_cpus(node)) or frozenset())}  # type: ignore[misc]
+        on = {node for node in nodes if cpus & (attempt(lambda: host.node_cpus(node)) or frozenset())}
         if on and not any(near(node) for node in on):
             remote.append(f"CPUs on node {','.join(map(str, sorted(on)))} only")
-            evidence.append(target.evidence("status", f"Cpus_allowed_list: {target.status.get('Cpus_allowed_list')}"))
+            evidence.append(
+                target.evidence("status", f"Cpus_allowed_list: {target.status.get('Cpus_allowed_list')}")
+            )
     if remote:
         nic = next(iter(sorted(nics)))
         devices = [port.device for port in target.ports if port.device.pci is not None]
@@ -102,14 +104,18 @@ def nic_pinning(target: Target) -> Iterator[Finding]:
             f"on node {nic}, where {', '.join(d.name for d in devices[:4])} is",
             fix=f"restart it with: numactl --cpunodebind={nic} --membind={nic} …",
             persists=False,
-            evidence=[*evidence, *(host.at(f"{d.pci.path}/numa_node") for d in devices[:1] if d.pci is not None)],
+            evidence=[
+                *evidence,
+                *(host.at(f"{d.pci.path}/numa_node") for d in devices[:1] if d.pci is not None),
+            ],
         )
 
 
 @check(
     "numa.store_per_node",
     title="One store a NUMA node, each with its own NICs",
-    why="With one store for two nodes half of the memory is remote to half of the NICs; shared NICs cross the socket.",
+    why="With one store for two nodes half of the memory is remote to half of the NICs; shared NICs cross "
+    "the socket.",
     source="targets, their --device_names and memory nodes, NIC numa_node",
     fix="run one store per node, with --device_names of that node's NICs",
     undo="go back to one store",
@@ -132,11 +138,15 @@ def store_per_node(host: HostFacts) -> Iterator[Finding]:
             f"{stores} store{'s' if stores > 1 else ''}",
             f"NICs on nodes {', '.join(map(str, sorted(by_node)))}, but only {stores} store",
             f"{(wanted or 1) * len(by_node)}: one a node, with the local NICs",
-            fix="start one store per node: numactl --cpunodebind=N --membind=N … --device_names=<that node's NICs>",
+            fix="start one store per node: numactl --cpunodebind=N --membind=N … --device_names=<that "
+            "node's NICs>",
             persists=True,
-            evidence=[host.at("/sys/devices/system/node/online"), *(t.evidence("cmdline") for t in host.targets[:1])],
+            evidence=[
+                host.at("/sys/devices/system/node/online"),
+                *(t.evidence("cmdline") for t in host.targets[:1]),
+            ],
         )
-    homes = {target: attempt(lambda target=target: home_nodes(target)) for target in host.targets}  # type: ignore[misc]
+    homes = {target: attempt(lambda: home_nodes(target)) for target in host.targets}
     placed = [(target, home) for target, home in homes.items() if home and len(home) == 1]
     for index, (one, home) in enumerate(placed):
         for other, other_home in placed[index + 1 :]:
@@ -167,8 +177,12 @@ def unknown(device: RdmaDevice) -> Iterator[Finding]:
     if node >= 0 or host.is_vm:
         return
     _several_nodes(host)
-    yield info(f"{device.name} {function.bdf}", "numa_node -1 on a machine with several nodes", "its node",
-               evidence=[host.at(f"{function.path}/numa_node")])
+    yield info(
+        f"{device.name} {function.bdf}",
+        "numa_node -1 on a machine with several nodes",
+        "its node",
+        evidence=[host.at(f"{function.path}/numa_node")],
+    )
 
 
 @check(
@@ -185,7 +199,7 @@ def balancing(host: HostFacts) -> Iterator[Finding]:
     if mode == 0:
         return
     evidence = [host.at("/proc/sys/kernel/numa_balancing")]
-    bare_memory = [n for n in nodes if attempt(lambda n=n: host.node_cpus(n)) == frozenset()]  # type: ignore[misc]
+    bare_memory = [n for n in nodes if attempt(lambda: host.node_cpus(n)) == frozenset()]
     if mode == 2 and bare_memory:
         yield info("kernel.numa_balancing", "2: memory tiering, with memory-only nodes", evidence=evidence)
         return
@@ -208,7 +222,8 @@ def _node_hugepages(host: HostFacts, node: int, name: str) -> int:
     title="Each store's node has its huge pages",
     why="Pages taken from the other node are remote without a word, or the allocation fails with ENOMEM.",
     source="/sys/devices/system/node/node*/hugepages/hugepages-2048kB/{nr,free}_hugepages",
-    fix="allocate per node at boot: echo N > /sys/devices/system/node/nodeX/hugepages/hugepages-2048kB/nr_hugepages",
+    fix="allocate per node at boot: echo N > "
+    "/sys/devices/system/node/nodeX/hugepages/hugepages-2048kB/nr_hugepages",
     undo="write the former number",
 )
 def hugepage_balance(host: HostFacts) -> Iterator[Finding]:
@@ -220,12 +235,12 @@ def hugepage_balance(host: HostFacts) -> Iterator[Finding]:
     free = {node: _node_hugepages(host, node, "free_hugepages") for node in nodes}
     used: set[int] = set()
     for target in users:
-        homes = attempt(lambda target=target: home_nodes(target)) or set()  # type: ignore[misc]
+        homes = attempt(lambda: home_nodes(target)) or set()
         used |= homes
         if len(homes) != 1 or target.segment_bytes is None:
             continue
         node = next(iter(homes))
-        have = attempt(lambda target=target: proc.parse_kb(target.status.get("HugetlbPages", "0 kB"))) or 0  # type: ignore[misc]
+        have = attempt(lambda: proc.parse_kb(target.status.get("HugetlbPages", "0 kB"))) or 0
         need = target.segment_bytes - have
         if need > free.get(node, 0) << 21:
             yield fail(
@@ -235,7 +250,9 @@ def hugepage_balance(host: HostFacts) -> Iterator[Finding]:
                 fix=f"echo {total.get(node, 0) + (need >> 21) - free.get(node, 0)} > "
                 f"/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages",
                 persists=False,
-                evidence=[host.at(f"/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/free_hugepages")],
+                evidence=[
+                    host.at(f"/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/free_hugepages")
+                ],
             )
             return
     counts = [total[node] for node in nodes if node in used or not used]
@@ -248,7 +265,8 @@ def hugepage_balance(host: HostFacts) -> Iterator[Finding]:
             fix="write the same number to nr_hugepages of each node, at boot",
             persists=False,
             evidence=[
-                host.at(f"/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages") for node in nodes[:2]
+                host.at(f"/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages")
+                for node in nodes[:2]
             ],
         )
 
@@ -267,7 +285,11 @@ def irq_affinity(device: RdmaDevice) -> Iterator[Finding]:
     assert function is not None
     _several_nodes(host)
     names = proc.parse_interrupts(host.text("/proc/interrupts"))
-    mine = [irq for irq, name in names.items() if function.bdf in name and re.search(r"comp|TxRx|rdma", name, re.IGNORECASE)]
+    mine = [
+        irq
+        for irq, name in names.items()
+        if function.bdf in name and re.search(r"comp|TxRx|rdma", name, re.IGNORECASE)
+    ]
     if not mine:
         raise Skip(f"{device.name} has no completion vectors in /proc/interrupts")
     local = sysfs.parse_cpulist(host.text(f"{function.path}/local_cpulist"))
@@ -286,9 +308,13 @@ def irq_affinity(device: RdmaDevice) -> Iterator[Finding]:
             f"{device.name} {function.bdf}",
             f"all {len(seen)} completion vectors on CPUs of another node",
             f"CPUs {host.text(f'{function.path}/local_cpulist').strip()}",
-            fix=f"set_irq_affinity_bynode.sh {function.numa_node} {device.ports[0].netdev_name if device.ports else ''}",
+            fix=f"set_irq_affinity_bynode.sh {function.numa_node} "
+            f"{device.ports[0].netdev_name if device.ports else ''}",
             persists=False,
-            evidence=[host.at(f"/proc/irq/{first}/effective_affinity_list"), host.at(f"{function.path}/local_cpulist")],
+            evidence=[
+                host.at(f"/proc/irq/{first}/effective_affinity_list"),
+                host.at(f"{function.path}/local_cpulist"),
+            ],
         )
 
 
@@ -303,5 +329,11 @@ def irq_affinity(device: RdmaDevice) -> Iterator[Finding]:
 def zone_reclaim(host: HostFacts) -> Iterator[Finding]:
     mode = host.number("/proc/sys/vm/zone_reclaim_mode")
     if mode:
-        yield warn("vm.zone_reclaim_mode", str(mode), "0", fix="sysctl -w vm.zone_reclaim_mode=0", persists=False,
-                   evidence=[host.at("/proc/sys/vm/zone_reclaim_mode")])
+        yield warn(
+            "vm.zone_reclaim_mode",
+            str(mode),
+            "0",
+            fix="sysctl -w vm.zone_reclaim_mode=0",
+            persists=False,
+            evidence=[host.at("/proc/sys/vm/zone_reclaim_mode")],
+        )

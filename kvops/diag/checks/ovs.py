@@ -31,7 +31,10 @@ def _config(host: HostFacts) -> dict[str, str]:
 
 
 def _config_evidence(host: HostFacts) -> Evidence | None:
-    return next((seen for argv in host.argvs("ovs-vsctl") if "other_config" in argv and (seen := host.said(*argv))), None)
+    return next(
+        (seen for argv in host.argvs("ovs-vsctl") if "other_config" in argv and (seen := host.said(*argv))),
+        None,
+    )
 
 
 def _flows(host: HostFacts, sample: int = 0) -> tuple[list[misc.Flow], tuple[str, ...]]:
@@ -59,7 +62,10 @@ def _switched_by_nic(host: HostFacts) -> bool:
     """Whether RDMA functions hang on Open vSwitch, as far as anything says so."""
     if host.expect("ovs_offload"):
         return True
-    modes = [rdma.parse_devlink_eswitch(attempt(lambda a=a: host.command(*a)) or "") for a in host.argvs("devlink", "eswitch")]  # type: ignore[misc]
+    modes = [
+        rdma.parse_devlink_eswitch(attempt(lambda: host.command(*a)) or "")
+        for a in host.argvs("devlink", "eswitch")
+    ]
     flows = attempt(lambda: _flows(host)[0]) or []
     return "switchdev" in modes or bool(_representors(host)) or any(_is_roce(flow) for flow in flows)
 
@@ -78,14 +84,26 @@ def hw_offload(host: HostFacts) -> Iterator[Finding]:
     if not _switched_by_nic(host):
         raise Skip("no RDMA function is attached to Open vSwitch")
     if config.get("hw-offload") != "true":
-        yield fail("Open vSwitch", f"hw-offload={config.get('hw-offload', 'not set')}", "true",
-                   fix="ovs-vsctl set Open_vSwitch . other_config:hw-offload=true && systemctl restart openvswitch-switch",
-                   persists=True, evidence=[_config_evidence(host)])
+        yield fail(
+            "Open vSwitch",
+            f"hw-offload={config.get('hw-offload', 'not set')}",
+            "true",
+            fix="ovs-vsctl set Open_vSwitch . other_config:hw-offload=true && systemctl restart "
+            "openvswitch-switch",
+            persists=True,
+            evidence=[_config_evidence(host)],
+        )
     for argv in host.argvs("ethtool", "-k"):
-        labels = attempt(lambda argv=argv: ethtool.parse_labels(host.command(*argv)))  # type: ignore[misc]
+        labels = attempt(lambda: ethtool.parse_labels(host.command(*argv)))
         if labels and ethtool.is_on(labels, "hw-tc-offload") is False:
-            yield fail(argv[-1], "hw-tc-offload off", "on", fix=f"ethtool -K {argv[-1]} hw-tc-offload on", persists=False,
-                       evidence=[host.said(*argv, text="hw-tc-offload: off")])
+            yield fail(
+                argv[-1],
+                "hw-tc-offload off",
+                "on",
+                fix=f"ethtool -K {argv[-1]} hw-tc-offload on",
+                persists=False,
+                evidence=[host.said(*argv, text="hw-tc-offload: off")],
+            )
 
 
 @check(
@@ -93,7 +111,8 @@ def hw_offload(host: HostFacts) -> Iterator[Finding]:
     title="RoCE flows are in the NIC",
     why="A flow that stays in software binds the transfer to a CPU, and loses packets.",
     source="ovs-appctl dpctl/dump-flows -m (dp:tc, dp:ovs, actions:userspace), vswitchd's log",
-    fix="find the match or action that the driver cannot offload (connection tracking, tunnels); update driver and switch",
+    fix="find the match or action that the driver cannot offload (connection tracking, tunnels); update "
+    "driver and switch",
     root="y",
     kind="S/L/Δ",
 )
@@ -110,25 +129,51 @@ def flow_not_offloaded(host: HostFacts) -> Iterator[Finding]:
             raise
         flows, argv = [], ()
     log_items = [host.at(LOG, refused[-1])] if refused else []
-    software = [flow for flow in flows if _is_roce(flow) and (flow.slow or flow.datapath == "ovs" or flow.offloaded == "no")]
+    software = [
+        flow
+        for flow in flows
+        if _is_roce(flow) and (flow.slow or flow.datapath == "ovs" or flow.offloaded == "no")
+    ]
     for flow in software[:4]:
         where = "the slow path (userspace)" if flow.slow else "the kernel (dp:ovs)"
-        yield fail("flow to UDP 4791", f"in {where}, {flow.packets} packets", "offloaded:yes, dp:tc",
-                   fix="ovs-appctl dpctl/dump-flows -m type=ovs; drop the action the NIC cannot do, or update its driver", persists=None,
-                   evidence=[host.said(*argv, text=flow.text), *log_items])
+        yield fail(
+            "flow to UDP 4791",
+            f"in {where}, {flow.packets} packets",
+            "offloaded:yes, dp:tc",
+            fix="ovs-appctl dpctl/dump-flows -m type=ovs; drop the action the NIC cannot do, or update "
+            "its driver",
+            persists=None,
+            evidence=[host.said(*argv, text=flow.text), *log_items],
+        )
     if refused and not software:
-        yield fail("Open vSwitch", f"{len(refused)} flows refused by the driver: {refused[-1].rpartition('|')[2]}",
-                   "no refusal", fix="find the match or action that cannot be offloaded; update driver and kernel", persists=None,
-                   evidence=[*log_items, host.said(*argv) if argv else None])
+        yield fail(
+            "Open vSwitch",
+            f"{len(refused)} flows refused by the driver: {refused[-1].rpartition('|')[2]}",
+            "no refusal",
+            fix="find the match or action that cannot be offloaded; update driver and kernel",
+            persists=None,
+            evidence=[*log_items, host.said(*argv) if argv else None],
+        )
     if not host.snapshot.has_window or not flows:
         return
     after = {flow.key: flow for flow in attempt(lambda: _flows(host, 1)[0]) or ()}
     for flow in flows:
         now = after.get(flow.key)
-        if _is_roce(flow) and flow.offloaded == "yes" and now is not None and now.packets == flow.packets and now.packets == 0:
-            yield warn("flow to UDP 4791", "offloaded:yes, and not one packet in the window", "packets that grow under load",
-                       fix="check that the traffic takes this flow: tc -s filter show dev <representor> ingress", persists=None,
-                       evidence=[host.said(*argv, text=flow.text)])
+        if (
+            _is_roce(flow)
+            and flow.offloaded == "yes"
+            and now is not None
+            and now.packets == flow.packets
+            and now.packets == 0
+        ):
+            yield warn(
+                "flow to UDP 4791",
+                "offloaded:yes, and not one packet in the window",
+                "packets that grow under load",
+                fix="check that the traffic takes this flow: tc -s filter show dev <representor> ingress",
+                persists=None,
+                evidence=[host.said(*argv, text=flow.text)],
+            )
 
 
 @check(
@@ -149,8 +194,14 @@ def eswitch_mode(host: HostFacts) -> Iterator[Finding]:
         raise Unseen("devlink dev eswitch show", host.why_not("devlink"))
     for argv in argvs:
         if rdma.parse_devlink_eswitch(host.command(*argv)) == "legacy":
-            yield fail(argv[-1], "mode legacy", "mode switchdev", fix=f"devlink dev eswitch set {argv[-1]} mode switchdev",
-                       persists=False, evidence=[host.said(*argv)])
+            yield fail(
+                argv[-1],
+                "mode legacy",
+                "mode switchdev",
+                fix=f"devlink dev eswitch set {argv[-1]} mode switchdev",
+                persists=False,
+                evidence=[host.said(*argv)],
+            )
 
 
 @check(
@@ -169,8 +220,14 @@ def tc_policy(host: HostFacts) -> Iterator[Finding]:
     flows = attempt(lambda: _flows(host)[0])
     tracked = any(re.search(r"ct_state\([^)]*\+trk|\bct\(", flow.text) for flow in flows or ())
     if tracked:
-        yield warn("Open vSwitch", "tc-policy=skip_sw, with connection tracking", "none",
-                   fix="ovs-vsctl set Open_vSwitch . other_config:tc-policy=none", persists=True, evidence=[_config_evidence(host)])
+        yield warn(
+            "Open vSwitch",
+            "tc-policy=skip_sw, with connection tracking",
+            "none",
+            fix="ovs-vsctl set Open_vSwitch . other_config:tc-policy=none",
+            persists=True,
+            evidence=[_config_evidence(host)],
+        )
     elif flows is None:
         raise Unseen("ovs-appctl dpctl/dump-flows", Sight.NOT_COLLECTED)
 
@@ -186,7 +243,11 @@ def tc_policy(host: HostFacts) -> Iterator[Finding]:
     kind="Δ",
 )
 def lost_upcalls(host: HostFacts) -> Iterator[Finding]:
-    argvs = [argv for argv in host.argvs("ovs-appctl") if any(word.endswith(("dpctl/show", "dpif/show")) for word in argv)]
+    argvs = [
+        argv
+        for argv in host.argvs("ovs-appctl")
+        if any(word.endswith(("dpctl/show", "dpif/show")) for word in argv)
+    ]
     argvs += host.argvs("ovs-dpctl", "show")
     if not argvs:
         if not host.argvs("ovs-vsctl") and not host.argvs("ovs-appctl"):
@@ -195,9 +256,14 @@ def lost_upcalls(host: HostFacts) -> Iterator[Finding]:
     window_s = host.need_window()
     before, after = (misc.parse_lost_upcalls(host.command(*argvs[0], sample=s)) for s in (0, 1))
     if before is not None and after is not None and after > before:
-        yield warn("Open vSwitch", f"{after - before} upcalls lost in {window_s:g} s", "+0",
-                   fix="ovs-vsctl set Open_vSwitch . other_config:n-handler-threads=8", persists=True,
-                   evidence=[host.said(*argvs[0], text=f"lost {before} → {after}")])
+        yield warn(
+            "Open vSwitch",
+            f"{after - before} upcalls lost in {window_s:g} s",
+            "+0",
+            fix="ovs-vsctl set Open_vSwitch . other_config:n-handler-threads=8",
+            persists=True,
+            evidence=[host.said(*argvs[0], text=f"lost {before} → {after}")],
+        )
 
 
 @check(
@@ -214,14 +280,26 @@ def conntrack_full(host: HostFacts) -> Iterator[Finding]:
     lines = attempt(lambda: host.log_lines(r"nf_conntrack: .*table full"))
     fix = "sysctl -w net.netfilter.nf_conntrack_max=2097152"
     if lines:
-        yield fail("connection tracking", f"table full, {len(lines)} messages since boot", "room", fix=fix, persists=False,
-                   evidence=[host.log_evidence(lines[-1])])
+        yield fail(
+            "connection tracking",
+            f"table full, {len(lines)} messages since boot",
+            "room",
+            fix=fix,
+            persists=False,
+            evidence=[host.log_evidence(lines[-1])],
+        )
         return
     folder = "/proc/sys/net/netfilter"
     count, most = host.number(f"{folder}/nf_conntrack_count"), host.number(f"{folder}/nf_conntrack_max")
     if most > 0 and count > CONNTRACK_SHARE_WARN * most:
-        yield warn("connection tracking", f"{count} of {most} entries", f"at most {CONNTRACK_SHARE_WARN:.0%}", fix=fix, persists=False,
-                   evidence=[host.at(f"{folder}/nf_conntrack_count"), host.at(f"{folder}/nf_conntrack_max")])
+        yield warn(
+            "connection tracking",
+            f"{count} of {most} entries",
+            f"at most {CONNTRACK_SHARE_WARN:.0%}",
+            fix=fix,
+            persists=False,
+            evidence=[host.at(f"{folder}/nf_conntrack_count"), host.at(f"{folder}/nf_conntrack_max")],
+        )
 
 
 @check(
@@ -236,8 +314,14 @@ def conntrack_full(host: HostFacts) -> Iterator[Finding]:
 def max_idle(host: HostFacts) -> Iterator[Finding]:
     text = _config(host).get("max-idle", "")
     if text.isascii() and text.isdigit() and int(text) < MAX_IDLE_MS_WANTED:
-        yield info("Open vSwitch", f"max-idle {text} ms", f"{MAX_IDLE_MS_WANTED} ms or more",
-                   fix="ovs-vsctl set Open_vSwitch . other_config:max-idle=60000", persists=True, evidence=[_config_evidence(host)])
+        yield info(
+            "Open vSwitch",
+            f"max-idle {text} ms",
+            f"{MAX_IDLE_MS_WANTED} ms or more",
+            fix="ovs-vsctl set Open_vSwitch . other_config:max-idle=60000",
+            persists=True,
+            evidence=[_config_evidence(host)],
+        )
 
 
 @check(
@@ -249,16 +333,28 @@ def max_idle(host: HostFacts) -> Iterator[Finding]:
     root="y",
 )
 def vf_lag(host: HostFacts) -> Iterator[Finding]:
-    modes = [rdma.parse_devlink_eswitch(attempt(lambda a=a: host.command(*a)) or "") for a in host.argvs("devlink", "eswitch")]  # type: ignore[misc]
+    modes = [
+        rdma.parse_devlink_eswitch(attempt(lambda: host.command(*a)) or "")
+        for a in host.argvs("devlink", "eswitch")
+    ]
     if not host.bonds or "switchdev" not in modes:
         raise Skip("no bond of functions in switchdev mode")
     for name, bond in host.bonds.items():
         members = {member.name for member in bond.members}
-        enslaved = [x for x in host.log_lines(r"[Ee]nslaving|[Aa]dding slave") if members & set(re.split(r"[\s():,]+", x.text))]
+        enslaved = [
+            x
+            for x in host.log_lines(r"[Ee]nslaving|[Aa]dding slave")
+            if members & set(re.split(r"[\s():,]+", x.text))
+        ]
         offloads = host.log_lines(r"E-Switch: Enable: mode\(OFFLOADS\)")
         stamps = [x.seconds for x in enslaved if x.seconds is not None]
         later = [x for x in offloads if x.seconds is not None and stamps and x.seconds > min(stamps)]
         if later:
-            yield warn(name, "bonded before its members were in switchdev mode", "switchdev first",
-                       fix=f"ip link del {name}; devlink dev eswitch set … mode switchdev; make the bond again", persists=False,
-                       evidence=[host.log_evidence(enslaved[0]), host.log_evidence(later[0])])
+            yield warn(
+                name,
+                "bonded before its members were in switchdev mode",
+                "switchdev first",
+                fix=f"ip link del {name}; devlink dev eswitch set … mode switchdev; make the bond again",
+                persists=False,
+                evidence=[host.log_evidence(enslaved[0]), host.log_evidence(later[0])],
+            )

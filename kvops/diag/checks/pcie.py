@@ -37,7 +37,7 @@ def _upstream(function: PciFunction) -> PciFunction | None:
 
 
 def _port_rate(device: RdmaDevice) -> float | None:
-    rates = [attempt(lambda port=port: port.rate) for port in device.ports if port.active]  # type: ignore[misc]
+    rates = [attempt(lambda: port.rate) for port in device.ports if port.active]
     return sum(rate.gbps for rate in rates if rate is not None) or None
 
 
@@ -171,14 +171,17 @@ def _acs_bridges(host: HostFacts) -> dict[str, str]:
                     bridges.setdefault(bdf, f"{device.name} and GPU {gpu.bdf}")
     if not known:
         table = host.lspci
-        bridges = {bdf: "any NIC and GPU" for bdf, block in table.items() if block.port_type == "Downstream Port"}
+        bridges = {
+            bdf: "any NIC and GPU" for bdf, block in table.items() if block.port_type == "Downstream Port"
+        }
     return bridges
 
 
 @check(
     "pcie.acs_redirect",
     title="Switches let NIC and GPU talk directly",
-    why="With ACS redirection peer-to-peer traffic detours through the root complex: half the bandwidth, hangs, error 4.",
+    why="With ACS redirection peer-to-peer traffic detours through the root complex: half the bandwidth, "
+    "hangs, error 4.",
     source="lspci -vvv 'ACSCtl:' of the switch ports between NIC and GPU",
     fix="disable ACS in the firmware, or clear it at every boot with setpci",
     undo="setpci -s <port> ECAP_ACS+6.w=<former value>",
@@ -313,17 +316,25 @@ def max_payload(device: RdmaDevice) -> Iterator[Finding]:
     subject = f"{device.name} {function.bdf}"
     performance = "pci=pcie_bus_perf" in (attempt(lambda: host.kernel_words) or [])
     for bdf in function.ancestors:
-        above = attempt(lambda bdf=bdf: host.lspci_of(bdf))  # type: ignore[misc]
+        above = attempt(lambda: host.lspci_of(bdf))
         if above is None:
             continue
-        if above.max_payload is not None and above.max_payload != size and not (performance and size < above.max_payload):
+        if (
+            above.max_payload is not None
+            and above.max_payload != size
+            and not (performance and size < above.max_payload)
+        ):
             yield fail(
                 subject,
                 f"MaxPayload {size} bytes, {above.max_payload} on {bdf} above it",
                 "the same on the whole path",
                 fix="grubby --update-kernel=ALL --args=pci=pcie_bus_perf && reboot",
                 persists=True,
-                evidence=[host.lspci_evidence(f"{function.bdf} MaxPayload {size}, {bdf} MaxPayload {above.max_payload}")],
+                evidence=[
+                    host.lspci_evidence(
+                        f"{function.bdf} MaxPayload {size}, {bdf} MaxPayload {above.max_payload}"
+                    )
+                ],
             )
             return
         if above.max_payload_capability is not None and size < above.max_payload_capability:
@@ -338,7 +349,8 @@ def max_payload(device: RdmaDevice) -> Iterator[Finding]:
 @check(
     "pcie.relaxed_ordering",
     title="Writes to GPUs and remote memory may pass each other",
-    why="Strict ordering towards a GPU or a remote NUMA node gives 150 of 200 Gbit/s; forced relaxed ordering corrupts "
+    why="Strict ordering towards a GPU or a remote NUMA node gives 150 of 200 Gbit/s; forced relaxed "
+    "ordering corrupts "
     "data of software that does not expect it.",
     source="lspci -vvv 'RlxdOrd', mlxconfig PCI_WR_ORDERING, MC_IB_PCI_RELAXED_ORDERING",
     fix="leave MC_IB_PCI_RELAXED_ORDERING at 1 (automatic, per memory region)",
@@ -364,7 +376,7 @@ def relaxed_ordering(device: RdmaDevice) -> Iterator[Finding]:
     if not gpu_peer_to_peer(host):
         raise Skip("no GPU peer: the order of writes to local memory costs nothing")
     for target in host.targets:
-        value = (attempt(lambda target=target: target.environ) or {}).get("MC_IB_PCI_RELAXED_ORDERING")  # type: ignore[misc]
+        value = (attempt(lambda: target.environ) or {}).get("MC_IB_PCI_RELAXED_ORDERING")
         if value == "0" and any(port.device is device for port in target.ports):
             yield warn(
                 f"{device.name} of {target.name}",
@@ -390,7 +402,8 @@ def relaxed_ordering(device: RdmaDevice) -> Iterator[Finding]:
     "pcie.aer_errors",
     title="The link reports no errors",
     why="Replays and retrains come before the loss of the device.",
-    source="/sys/bus/pci/devices/<bdf>/aer_dev_{correctable,nonfatal,fatal}, of the card and of the port above it",
+    source="/sys/bus/pci/devices/<bdf>/aer_dev_{correctable,nonfatal,fatal}, of the card and of the port "
+    "above it",
     fix="reseat the card, change the riser, update firmware",
     per=Per.FUNCTION,
     kind="Δ",
@@ -402,14 +415,18 @@ def aer_errors(device: RdmaDevice) -> Iterator[Finding]:
     sides = [function, *([parent] if (parent := _upstream(function)) is not None else [])]
     steps: dict[str, tuple[int, str]] = {}
     seen = False
-    for kind, total in (("correctable", "TOTAL_ERR_COR"), ("nonfatal", "TOTAL_ERR_NONFATAL"), ("fatal", "TOTAL_ERR_FATAL")):
+    for kind, total in (
+        ("correctable", "TOTAL_ERR_COR"),
+        ("nonfatal", "TOTAL_ERR_NONFATAL"),
+        ("fatal", "TOTAL_ERR_FATAL"),
+    ):
         for side in sides:
             path = f"{side.path}/aer_dev_{kind}"
             texts = [host.peek(path, sample) for sample in (0, 1)]
             if texts[0] is None or texts[1] is None:
                 continue
             seen = True
-            counts = [attempt(lambda text=text: sysfs.parse_named_counts(text)) or {} for text in texts]  # type: ignore[misc]
+            counts = [attempt(lambda: sysfs.parse_named_counts(text or "")) or {} for text in texts]
             step = counts[1].get(total, 0) - counts[0].get(total, 0)
             if step > steps.get(kind, (0, ""))[0]:  # both ends of one link count the same error: take one
                 steps[kind] = (step, path)
@@ -459,13 +476,19 @@ def device_lost(host: HostFacts) -> Iterator[Finding]:
             "the device's own vendor and revision",
             fix="drain the node, then power cycle it (a warm reboot may not bring it back)",
             persists=True,
-            evidence=[host.lspci_evidence(f"{bdf} {text}") if bdf in table else host.at(f"/sys/bus/pci/devices/{bdf}/vendor")],
+            evidence=[
+                host.lspci_evidence(f"{bdf} {text}")
+                if bdf in table
+                else host.at(f"/sys/bus/pci/devices/{bdf}/vendor")
+            ],
         )
     expected = host.expect_strings("pci_devices")
     functions = {function.bdf for function in (host.pci if expected else [])}
     for bdf in expected:
         if bdf not in functions:
-            yield fail(bdf, "not on the bus", "present, says the profile", fix="power cycle the node", persists=True)
+            yield fail(
+                bdf, "not on the bus", "present, says the profile", fix="power cycle the node", persists=True
+            )
     if not lost and not table:
         host.pci  # noqa: B018 - raises Unseen where nothing was collected
 
@@ -482,15 +505,19 @@ def device_lost(host: HostFacts) -> Iterator[Finding]:
 def slot_power(host: HostFacts) -> Iterator[Finding]:
     for line in host.log_lines(r"insufficient power on the PCIe slot")[:8]:
         bdf = re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d", line.text)
-        yield info(bdf[0] if bdf else "a slot", "insufficient power announced at boot: harmless by itself",
-                   evidence=[host.log_evidence(line)])
+        yield info(
+            bdf[0] if bdf else "a slot",
+            "insufficient power announced at boot: harmless by itself",
+            evidence=[host.log_evidence(line)],
+        )
 
 
 @check(
     "pcie.stall",
     title="The host drains the NIC",
     why="Memory or PCIe cannot take what arrives: the NIC pauses the fabric.",
-    source="ethtool -S outbound_pci_stalled_{rd,wr}_events, outbound_pci_buffer_overflow, {rx,tx}_pci_signal_integrity",
+    source="ethtool -S outbound_pci_stalled_{rd,wr}_events, outbound_pci_buffer_overflow, "
+    "{rx,tx}_pci_signal_integrity",
     fix="look at numa.nic_pinning, pcie.max_read_request, iommu.domain_type and the slot",
     per=Per.PORT,
     kind="Δ",
@@ -571,7 +598,9 @@ def nic_gpu_distance(host: HostFacts) -> Iterator[Finding]:
     if not devices:
         raise Skip("no RDMA device on PCI")
     printed = attempt(lambda: misc.parse_topology(host.command("nvidia-smi", "topo", "-m"))) or {}
-    direct = gpu_peer_to_peer(host) and attempt(lambda: host.modules) is not None or bool(host.expect_int("gpu_buffer_bytes"))
+    direct = (gpu_peer_to_peer(host) and attempt(lambda: host.modules) is not None) or bool(
+        host.expect_int("gpu_buffer_bytes")
+    )
     chosen = _topology_file(host)
     for number, gpu in enumerate(host.gpus):
         row = printed.get(f"GPU{number}", {})
@@ -581,7 +610,11 @@ def nic_gpu_distance(host: HostFacts) -> Iterator[Finding]:
             continue
         best_name = min(known, key=lambda n: _DISTANCES.index(str(known[n])))
         best = str(known[best_name])
-        evidence = [host.said("nvidia-smi", "topo", "-m") if row else host.at(f"{gpu.path}/numa_node", host.snapshot.realpath(gpu.path))]
+        evidence = [
+            host.said("nvidia-smi", "topo", "-m")
+            if row
+            else host.at(f"{gpu.path}/numa_node", host.snapshot.realpath(gpu.path))
+        ]
         wanted = [n for n in chosen.get(number, []) if n in known]
         worse = [n for n in wanted if _DISTANCES.index(str(known[n])) > _DISTANCES.index(best)]
         if wanted and len(worse) == len(wanted):
@@ -608,10 +641,10 @@ def _topology_file(host: HostFacts) -> dict[int, list[str]]:
     """GPU number → NICs that the engine's topology file prefers for it."""
     chosen: dict[int, list[str]] = {}
     for target in host.targets:
-        environ = attempt(lambda target=target: target.environ) or {}  # type: ignore[misc]
+        environ = attempt(lambda: target.environ) or {}
         path = environ.get("MC_CUSTOM_TOPO_JSON") or target.option("nic_priority_matrix") or ""
         text = host.peek(path) if path.startswith("/") else path if path.startswith("{") else None
-        document = attempt(lambda text=text: misc.parse_json(text)) if text else None  # type: ignore[misc]
+        document = attempt(lambda: misc.parse_json(text)) if text else None
         for key, value in document.items() if isinstance(document, dict) else ():
             match = re.fullmatch(r"(?:cuda|gpu):(\d{1,3})", str(key), re.ASCII)
             if match and isinstance(value, list) and value and isinstance(value[0], list):

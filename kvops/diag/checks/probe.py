@@ -1,9 +1,9 @@
 """
 Active probes: judged here, run only when asked for (``--probe``).
 
-A probe leaves a record ``{"probe": NAME, ...}`` in ``meta.json`` under ``probes``, or the output of the tool it ran. A
-passing perftest or nccl-tests run clears neither path MTU, traffic class, GID index nor locked memory: those tools
-negotiate or choose otherwise than the engine.
+A probe leaves a record ``{"probe": NAME, ...}`` in ``meta.json`` under ``probes``, or the output of the
+tool it ran. A passing perftest or nccl-tests run clears neither path MTU, traffic class, GID index nor
+locked memory: those tools negotiate or choose otherwise than the engine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,12 @@ def number(record: dict[str, Any], key: str) -> float | None:
 
 def _runs(host: HostFacts, *tools: str) -> list[tuple[tuple[str, ...], str]]:
     """(command, output) of perftest runs; Skip if there are none."""
-    found = [(argv, text) for tool in tools for argv in host.argvs(tool) if (text := attempt(lambda argv=argv: host.command(*argv)))]  # type: ignore[misc]
+    found = [
+        (argv, text)
+        for tool in tools
+        for argv in host.argvs(tool)
+        if (text := attempt(lambda: host.command(*argv)))
+    ]
     if not found:
         raise Skip("no such probe was run (--probe)")
     return found
@@ -70,9 +75,16 @@ def tcp_control(host: HostFacts) -> Iterator[Finding]:
     for record in records(host, "tcp_control"):
         seconds = number(record, "seconds")
         if record.get("ok") is not True or (seconds is not None and seconds > CONNECT_S_MAX):
-            text = f"{record.get('error') or 'refused'}" if record.get("ok") is not True else f"{seconds:.2f} s"
-            yield fail(str(record.get("address")), text, f"a connection within {CONNECT_S_MAX:g} s", fix="see ip.firewall, k8s.network_policy",
-                       evidence=[host.meta_evidence("probes", str(record))])
+            text = (
+                f"{record.get('error') or 'refused'}" if record.get("ok") is not True else f"{seconds:.2f} s"
+            )
+            yield fail(
+                str(record.get("address")),
+                text,
+                f"a connection within {CONNECT_S_MAX:g} s",
+                fix="see ip.firewall, k8s.network_policy",
+                evidence=[host.meta_evidence("probes", str(record))],
+            )
 
 
 @check(
@@ -86,8 +98,13 @@ def tcp_control(host: HostFacts) -> Iterator[Finding]:
 def udp_4791(host: HostFacts) -> Iterator[Finding]:
     for record in records(host, "udp_4791"):
         if record.get("answered") is False and record.get("icmp") is True:
-            yield fail(f"{record.get('device')} → {record.get('peer')}", "no answer, while ICMP works", "an answer",
-                       fix="look for access lists on UDP 4791; see gid.*, qos.*", evidence=[host.meta_evidence("probes", str(record))])
+            yield fail(
+                f"{record.get('device')} → {record.get('peer')}",
+                "no answer, while ICMP works",
+                "an answer",
+                fix="look for access lists on UDP 4791; see gid.*, qos.*",
+                evidence=[host.meta_evidence("probes", str(record))],
+            )
 
 
 @check(
@@ -105,11 +122,19 @@ def rping(host: HostFacts) -> Iterator[Finding]:
     for argv in argvs:
         result = host.snapshot.run(*argv)
         if result.return_code not in (0, None):
-            yield fail(" ".join(argv), (result.stderr or result.stdout).strip()[-120:] or f"exit {result.return_code}", "10 pings",
-                       fix="see ip.peer_route, ip.arp_flux, ip.neigh_failed", evidence=[host._command_evidence(result)])
+            yield fail(
+                " ".join(argv),
+                (result.stderr or result.stdout).strip()[-120:] or f"exit {result.return_code}",
+                "10 pings",
+                fix="see ip.peer_route, ip.arp_flux, ip.neigh_failed",
+                evidence=[host._command_evidence(result)],
+            )
 
 
-_LATENCY = re.compile(r"^\s*\d+\s+\d+\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)", re.MULTILINE | re.ASCII)
+_LATENCY = re.compile(
+    r"^\s*\d+\s+\d+\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)",
+    re.MULTILINE | re.ASCII,
+)
 
 
 @check(
@@ -125,22 +150,32 @@ _LATENCY = re.compile(r"^\s*\d+\s+\d+\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+
 def pair_latency(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     typical: dict[str, tuple[HostFacts, tuple[str, ...], float]] = {}
     for host in nodes:
-        for argv, text in attempt(lambda host=host: _runs(host, "ib_write_lat", "ib_read_lat", "ib_send_lat")) or ():  # type: ignore[misc]
+        for argv, text in attempt(lambda: _runs(host, "ib_write_lat", "ib_read_lat", "ib_send_lat")) or ():
             row = _LATENCY.search(text)
             if row is None:
                 continue
             middle, tail = float(row[3]), float(row[7])
             typical[f"{host.name} {' '.join(argv)}"] = (host, argv, middle)
             if middle > 0 and tail / middle > TAIL_RATIO_MAX:
-                yield warn(f"{host.name} → {argv[-1]}", f"p99.9 {tail:g} µs, typical {middle:g} µs", f"at most {TAIL_RATIO_MAX:g} times",
-                           fix="pin to the NIC's node; see cpu.governor, cpu.cstates", evidence=[host.said(*argv)])
+                yield warn(
+                    f"{host.name} → {argv[-1]}",
+                    f"p99.9 {tail:g} µs, typical {middle:g} µs",
+                    f"at most {TAIL_RATIO_MAX:g} times",
+                    fix="pin to the NIC's node; see cpu.governor, cpu.cstates",
+                    evidence=[host.said(*argv)],
+                )
     if not typical:
         raise Skip("no such probe was run (--probe)")
     median = statistics.median(value for _, _, value in typical.values())
     for host, argv, value in typical.values():
         if len(typical) > 2 and value > LATENCY_RATIO_MAX * median:
-            yield warn(f"{host.name} → {argv[-1]}", f"typical {value:g} µs", f"median of the matrix {median:g} µs", fix="look at this pair's hosts and hops",
-                       evidence=[host.said(*argv)])
+            yield warn(
+                f"{host.name} → {argv[-1]}",
+                f"typical {value:g} µs",
+                f"median of the matrix {median:g} µs",
+                fix="look at this pair's hosts and hops",
+                evidence=[host.said(*argv)],
+            )
 
 
 @check(
@@ -156,22 +191,35 @@ def pair_bandwidth(host: HostFacts) -> Iterator[Finding]:
     for argv, text in _runs(host, "ib_write_bw", "ib_read_bw", "ib_send_bw"):
         result = rdma.parse_perftest(text)
         device = _device(host, argv, text)
-        if result is None or device is None or "Gb/sec" not in text or device.is_bond or "-b" in argv or "--use_cuda" in " ".join(argv):
+        if (
+            result is None
+            or device is None
+            or "Gb/sec" not in text
+            or device.is_bond
+            or "-b" in argv
+            or "--use_cuda" in " ".join(argv)
+        ):
             continue
-        rates = [r.gbps for p in device.ports if p.active and (r := attempt(lambda p=p: p.rate)) is not None]  # type: ignore[misc]
+        rates = [r.gbps for p in device.ports if p.active and (r := attempt(lambda: p.rate)) is not None]
         if not rates:
             continue
         limit = max(rates)
-        if device.pci is not None:
-            link = attempt(lambda: device.pci.link("current"))  # type: ignore[union-attr]
+        function = device.pci
+        if function is not None:
+            link = attempt(lambda: function.link("current"))
             if link is not None and link[0] and link[1]:
                 limit = min(limit, sysfs.pcie_gbps(link[0], link[1]))
         judged += 1
         share = result[1] / limit
         if share < BANDWIDTH_WARN:
-            yield finding(Outcome.FAIL if share < BANDWIDTH_FAIL else Outcome.WARN, f"{device.name} → {argv[-1]}",
-                          f"{result[1]:g} Gbit/s with {result[0]} queue pairs ({share:.0%})", f"{limit * BANDWIDTH_WARN:.0f} Gbit/s: 90 % of port and PCIe",
-                          fix="see pcie.*, numa.*, link.*, qos.*", evidence=[host.said(*argv)])
+            yield finding(
+                Outcome.FAIL if share < BANDWIDTH_FAIL else Outcome.WARN,
+                f"{device.name} → {argv[-1]}",
+                f"{result[1]:g} Gbit/s with {result[0]} queue pairs ({share:.0%})",
+                f"{limit * BANDWIDTH_WARN:.0f} Gbit/s: 90 % of port and PCIe",
+                fix="see pcie.*, numa.*, link.*, qos.*",
+                evidence=[host.said(*argv)],
+            )
     if not judged:
         raise Skip("no run on a single port")
 
@@ -200,8 +248,13 @@ def bidirectional(host: HostFacts) -> Iterator[Finding]:
         raise Skip("no run both ways")
     for name, (value, argv, single) in pairs.items():
         if value < BIDIRECTIONAL_MIN * single:
-            yield warn(name, f"{value:g} Gbit/s both ways, {single:g} one way", f"at least {BIDIRECTIONAL_MIN:g} times", fix="see pcie.*, numa.*, iommu.*",
-                       evidence=[host.said(*argv)])
+            yield warn(
+                name,
+                f"{value:g} Gbit/s both ways, {single:g} one way",
+                f"at least {BIDIRECTIONAL_MIN:g} times",
+                fix="see pcie.*, numa.*, iommu.*",
+                evidence=[host.said(*argv)],
+            )
 
 
 def _outliers(cells: list[tuple[str, str, float]]) -> Iterator[tuple[str, str, float, float]]:
@@ -209,7 +262,7 @@ def _outliers(cells: list[tuple[str, str, float]]) -> Iterator[tuple[str, str, f
     for kind, index in (("sender", 0), ("receiver", 1)):
         groups: dict[str, list[float]] = {}
         for cell in cells:
-            groups.setdefault(cell[index], []).append(cell[2])
+            groups.setdefault(cell[0] if index == 0 else cell[1], []).append(cell[2])
         for name, values in groups.items():
             others = [v for other, vs in groups.items() if other != name for v in vs]
             if len(others) > 1 and statistics.median(values) < OUTLIER_SHARE * statistics.median(others):
@@ -225,10 +278,19 @@ def _outliers(cells: list[tuple[str, str, float]]) -> Iterator[tuple[str, str, f
     kind="A",
 )
 def loopback_host(host: HostFacts) -> Iterator[Finding]:
-    cells = [(str(r.get("device")), str(r.get("memory")), v) for r in records(host, "loopback_host") if (v := number(r, "gbps")) is not None]
+    cells = [
+        (str(r.get("device")), str(r.get("memory")), v)
+        for r in records(host, "loopback_host")
+        if (v := number(r, "gbps")) is not None
+    ]
     for kind, name, value, others in _outliers(cells):
-        yield warn(name, f"{value:.0f} Gbit/s as {'NIC' if kind == 'sender' else 'memory'}", f"{others:.0f} Gbit/s, as the others", fix="see pcie.*, numa.*, iommu.*",
-                   evidence=[host.meta_evidence("probes", "loopback_host")])
+        yield warn(
+            name,
+            f"{value:.0f} Gbit/s as {'NIC' if kind == 'sender' else 'memory'}",
+            f"{others:.0f} Gbit/s, as the others",
+            fix="see pcie.*, numa.*, iommu.*",
+            evidence=[host.meta_evidence("probes", "loopback_host")],
+        )
 
 
 @check(
@@ -248,16 +310,21 @@ def gpu_vs_host(host: HostFacts) -> Iterator[Finding]:
             table = gpu if any("cuda" in word for word in argv) else plain
             table[device.name] = max(table.get(device.name, 0.0), result[1])
     for record in attempt(lambda: records(host, "gpu_vs_host")) or ():
-        values = number(record, "host_gbps"), number(record, "gpu_gbps")
-        if values[0] is not None and values[1] is not None:
-            plain[str(record.get("device"))], gpu[str(record.get("device"))] = values
+        base, direct = number(record, "host_gbps"), number(record, "gpu_gbps")
+        if base is not None and direct is not None:
+            plain[str(record.get("device"))], gpu[str(record.get("device"))] = base, direct
     pairs = {name: (value, plain[name]) for name, value in gpu.items() if plain.get(name)}
     if not pairs:
         raise Skip("no such probe was run (--probe)")
     for name, (value, base) in pairs.items():
         if value < GPU_SHARE_MIN * base:
-            yield fail(name, f"{value:g} Gbit/s from GPU memory, {base:g} from host memory", f"at least {GPU_SHARE_MIN:.0%}",
-                       fix="see pcie.acs_redirect, pcie.nic_gpu_distance, pcie.relaxed_ordering", evidence=[host.meta_evidence("probes", name)])
+            yield fail(
+                name,
+                f"{value:g} Gbit/s from GPU memory, {base:g} from host memory",
+                f"at least {GPU_SHARE_MIN:.0%}",
+                fix="see pcie.acs_redirect, pcie.nic_gpu_distance, pcie.relaxed_ordering",
+                evidence=[host.meta_evidence("probes", name)],
+            )
 
 
 @check(
@@ -277,17 +344,22 @@ def mtu_ladder(host: HostFacts) -> Iterator[Finding]:
             netdev = argv[argv.index("-I") + 1] if "-I" in argv[:-1] else "any"
             steps.setdefault((netdev, argv[-1]), {})[int(size) + 28] = answer
     for record in attempt(lambda: records(host, "mtu_ladder")) or ():
-        size, answered = number(record, "bytes"), record.get("answered")
-        if size is not None and isinstance(answered, bool):
-            steps.setdefault((str(record.get("netdev")), str(record.get("peer"))), {})[int(size)] = answered
+        tried, answered = number(record, "bytes"), record.get("answered")
+        if tried is not None and isinstance(answered, bool):
+            steps.setdefault((str(record.get("netdev")), str(record.get("peer"))), {})[int(tried)] = answered
     if not steps:
         raise Skip("no such probe was run (--probe)")
     for (netdev, peer), ladder in steps.items():
         passed = [size for size, ok in ladder.items() if ok]
         failed = [size for size, ok in ladder.items() if not ok]
         if passed and failed and min(failed) > max(passed):
-            yield fail(f"{netdev} → {peer}", f"breaks between {max(passed)} and {min(failed)} bytes", "every size", fix="raise the MTU of the switch ports on the path",
-                       evidence=[host.said("ping", "-I", netdev, peer)])
+            yield fail(
+                f"{netdev} → {peer}",
+                f"breaks between {max(passed)} and {min(failed)} bytes",
+                "every size",
+                fix="raise the MTU of the switch ports on the path",
+                evidence=[host.said("ping", "-I", netdev, peer)],
+            )
 
 
 @check(
@@ -302,8 +374,13 @@ def tclass(host: HostFacts) -> Iterator[Finding]:
     for record in records(host, "tclass"):
         sent, arrived = record.get("sent_priority"), record.get("arrived_priority")
         if sent is not None and arrived is not None and sent != arrived:
-            yield fail(f"{record.get('device')} → {record.get('peer')}", f"sent in priority {sent}, arrives in {arrived}", f"priority {sent}",
-                       fix="trust the DSCP on every switch port of the path", evidence=[host.meta_evidence("probes", str(record))])
+            yield fail(
+                f"{record.get('device')} → {record.get('peer')}",
+                f"sent in priority {sent}, arrives in {arrived}",
+                f"priority {sent}",
+                fix="trust the DSCP on every switch port of the path",
+                evidence=[host.meta_evidence("probes", str(record))],
+            )
 
 
 @check(
@@ -321,7 +398,7 @@ def all_to_all(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     solo: list[float] = []
     together: list[float] = []
     for host in nodes:
-        for record in attempt(lambda host=host: records(host, "all_to_all")) or ():  # type: ignore[misc]
+        for record in attempt(lambda: records(host, "all_to_all")) or ():
             value = number(record, "gbps")
             if value is None:
                 continue
@@ -331,9 +408,18 @@ def all_to_all(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     if not cells:
         raise Skip("no such probe was run (--probe)")
     for kind, name, value, others in _outliers(cells):
-        yield warn(name, f"{value:.0f} Gbit/s as {kind}", f"{others:.0f} Gbit/s, as the others", fix=f"run kvops diagnose on {name}")
+        yield warn(
+            name,
+            f"{value:.0f} Gbit/s as {kind}",
+            f"{others:.0f} Gbit/s, as the others",
+            fix=f"run kvops diagnose on {name}",
+        )
     if together and solo:
-        yield info("all at once", f"{statistics.median(together):.0f} Gbit/s against {statistics.median(solo):.0f} one by one: sensitivity to incast")
+        yield info(
+            "all at once",
+            f"{statistics.median(together):.0f} Gbit/s against {statistics.median(solo):.0f} one by one: "
+            f"sensitivity to incast",
+        )
 
 
 @check(
@@ -348,10 +434,17 @@ def incast_jitter(host: HostFacts) -> Iterator[Finding]:
     for record in records(host, "incast_jitter"):
         values = [float(v) for v in record.get("gbps") or [] if isinstance(v, int | float)]
         retries = number(record, "retries") or 0
-        variation = statistics.pstdev(values) / statistics.fmean(values) if len(values) > 1 and sum(values) else 0.0
+        variation = (
+            statistics.pstdev(values) / statistics.fmean(values) if len(values) > 1 and any(values) else 0.0
+        )
         if variation > INCAST_VARIATION_MAX or retries:
-            yield warn(str(record.get("receiver", host.name)), f"variation {variation:.0%}, {retries:g} retries", f"at most {INCAST_VARIATION_MAX:.0%}, none",
-                       fix="see qos.cc_enabled, ctr.pause_share", evidence=[host.meta_evidence("probes", "incast_jitter")])
+            yield warn(
+                str(record.get("receiver", host.name)),
+                f"variation {variation:.0%}, {retries:g} retries",
+                f"at most {INCAST_VARIATION_MAX:.0%}, none",
+                fix="see qos.cc_enabled, ctr.pause_share",
+                evidence=[host.meta_evidence("probes", "incast_jitter")],
+            )
 
 
 @check(
@@ -366,11 +459,21 @@ def reg_mr(host: HostFacts) -> Iterator[Finding]:
     for record in records(host, "reg_mr"):
         size, seconds = number(record, "gib"), number(record, "seconds")
         if record.get("error"):
-            yield fail(str(record.get("device")), f"{size:g} GiB: {record['error']}" if size else str(record["error"]), "no error", fix="see mem.memlock_limit, mem.mkey_resources",
-                       evidence=[host.meta_evidence("probes", str(record))])
+            yield fail(
+                str(record.get("device")),
+                f"{size:g} GiB: {record['error']}" if size else str(record["error"]),
+                "no error",
+                fix="see mem.memlock_limit, mem.mkey_resources",
+                evidence=[host.meta_evidence("probes", str(record))],
+            )
         elif size and seconds is not None and seconds / size > REGISTER_S_PER_GIB_MAX:
-            yield warn(str(record.get("device")), f"{seconds / size:.2f} s a GiB", f"at most {REGISTER_S_PER_GIB_MAX:g} s", fix="use 2 MiB pages: see mem.registration_page_size",
-                       evidence=[host.meta_evidence("probes", str(record))])
+            yield warn(
+                str(record.get("device")),
+                f"{seconds / size:.2f} s a GiB",
+                f"at most {REGISTER_S_PER_GIB_MAX:g} s",
+                fix="use 2 MiB pages: see mem.registration_page_size",
+                evidence=[host.meta_evidence("probes", str(record))],
+            )
 
 
 @check(
@@ -385,8 +488,13 @@ def integrity(host: HostFacts) -> Iterator[Finding]:
     for record in records(host, "integrity"):
         wrong = number(record, "mismatches") or 0
         if wrong:
-            yield fail(f"{record.get('device')} {record.get('memory', 'host')} memory", f"{wrong:g} mismatches", "none",
-                       fix="stop using this path; see gdr.p2p_in_vm, pcie.relaxed_ordering", evidence=[host.meta_evidence("probes", str(record))])
+            yield fail(
+                f"{record.get('device')} {record.get('memory', 'host')} memory",
+                f"{wrong:g} mismatches",
+                "none",
+                fix="stop using this path; see gdr.p2p_in_vm, pcie.relaxed_ordering",
+                evidence=[host.meta_evidence("probes", str(record))],
+            )
 
 
 @check(
@@ -401,5 +509,10 @@ def kv_end_to_end(host: HostFacts) -> Iterator[Finding]:
     for record in records(host, "kv_end_to_end"):
         store, raw = number(record, "store_gbps"), number(record, "raw_gbps")
         if store is not None and raw and store < END_TO_END_SHARE_MIN * raw:
-            yield warn(str(record.get("device", host.name)), f"{store:g} Gbit/s through the store, {raw:g} raw", f"at least {END_TO_END_SHARE_MIN:.0%}",
-                       fix="look at the store: threads, object sizes, placement", evidence=[host.meta_evidence("probes", str(record))])
+            yield warn(
+                str(record.get("device", host.name)),
+                f"{store:g} Gbit/s through the store, {raw:g} raw",
+                f"at least {END_TO_END_SHARE_MIN:.0%}",
+                fix="look at the store: threads, object sizes, placement",
+                evidence=[host.meta_evidence("probes", str(record))],
+            )

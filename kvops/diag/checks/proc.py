@@ -48,16 +48,32 @@ CONCENTRATION = 0.9  # "nearly all" pairs with errors
 def protocol(target: Target) -> Iterator[Finding]:
     host = target.host
     environ = attempt(lambda: target.environ)
-    if environ is not None and "MC_FORCE_TCP" in environ and environ["MC_FORCE_TCP"].lower() not in ("0", "false", "off"):
-        yield warn(target.label, f"MC_FORCE_TCP={environ['MC_FORCE_TCP']}", "not set", fix="unset MC_FORCE_TCP and restart it", persists=True,
-                   evidence=[target.evidence("environ", f"MC_FORCE_TCP={environ['MC_FORCE_TCP']}")])
+    if (
+        environ is not None
+        and "MC_FORCE_TCP" in environ
+        and environ["MC_FORCE_TCP"].lower() not in ("0", "false", "off")
+    ):
+        yield warn(
+            target.label,
+            f"MC_FORCE_TCP={environ['MC_FORCE_TCP']}",
+            "not set",
+            fix="unset MC_FORCE_TCP and restart it",
+            persists=True,
+            evidence=[target.evidence("environ", f"MC_FORCE_TCP={environ['MC_FORCE_TCP']}")],
+        )
         return
     if target.protocol is None:
         target.command_line  # noqa: B018 - raises Unseen
         raise Skip(f"{target.name} does not say which protocol")
-    if target.protocol == "tcp" and (attempt(lambda: host.devices) or []):
-        yield info(target.label, "protocol tcp on a host with RDMA", "rdma, unless it is wanted", fix="--protocol=rdma", persists=True,
-                   evidence=[target.evidence("cmdline")])
+    if target.protocol == "tcp" and len(attempt(lambda: host.devices) or ()):
+        yield info(
+            target.label,
+            "protocol tcp on a host with RDMA",
+            "rdma, unless it is wanted",
+            fix="--protocol=rdma",
+            persists=True,
+            evidence=[target.evidence("cmdline")],
+        )
 
 
 @check(
@@ -77,13 +93,25 @@ def device_names(target: Target) -> Iterator[Finding]:
     wrong = [name for name in target.device_names if name not in names]
     evidence = [target.evidence("cmdline"), host.at("/sys/class/infiniband", " ".join(names) or "empty")]
     if wrong:
-        yield fail(target.label, f"--device_names has {', '.join(wrong)}", f"one of {', '.join(names[:12]) or 'none: there is no device'}",
-                   fix=f"--device_names={','.join(n for n in target.device_names if n in names) or ','.join(names)}", persists=True, evidence=evidence)
+        yield fail(
+            target.label,
+            f"--device_names has {', '.join(wrong)}",
+            f"one of {', '.join(names[:12]) or 'none: there is no device'}",
+            fix=f"--device_names={','.join(n for n in target.device_names if n in names) or ','.join(names)}",
+            persists=True,
+            evidence=evidence,
+        )
     elif not target.device_names:
         management = [name for name, why in host.out_of_scope.items() if why.startswith("management")]
         if management:
-            yield warn(target.label, f"no --device_names, and {', '.join(management)} is a management NIC", "the store's own NICs",
-                       fix=f"--device_names={','.join(n for n in names if n not in management)}", persists=True, evidence=evidence)
+            yield warn(
+                target.label,
+                f"no --device_names, and {', '.join(management)} is a management NIC",
+                "the store's own NICs",
+                fix=f"--device_names={','.join(n for n in names if n not in management)}",
+                persists=True,
+                evidence=evidence,
+            )
 
 
 @check(
@@ -101,14 +129,24 @@ def ib_port(target: Target) -> Iterator[Finding]:
     for device in {port.device.name: port.device for port in target.ports}.values():
         numbers = [str(port.number) for port in device.ports]
         if numbers and value.strip() not in numbers:
-            yield fail(f"{device.name} of {target.name}", f"MC_IB_PORT={value}", f"one of {', '.join(numbers)}", fix="unset MC_IB_PORT and restart it",
-                       persists=True, evidence=[target.evidence("environ", f"MC_IB_PORT={value}"), target.host.at(f"{device.path}/ports", " ".join(numbers))])
+            yield fail(
+                f"{device.name} of {target.name}",
+                f"MC_IB_PORT={value}",
+                f"one of {', '.join(numbers)}",
+                fix="unset MC_IB_PORT and restart it",
+                persists=True,
+                evidence=[
+                    target.evidence("environ", f"MC_IB_PORT={value}"),
+                    target.host.at(f"{device.path}/ports", " ".join(numbers)),
+                ],
+            )
 
 
 @check(
     "proc.env_values",
     title="The engine heeds its variables",
-    why="Values out of range are ignored; MC_ENABLE_DEST_DEVICE_AFFINITY counts by its presence, also with 0.",
+    why="Values out of range are ignored; MC_ENABLE_DEST_DEVICE_AFFINITY counts by its presence, also "
+    "with 0.",
     source="/proc/<pid>/environ, MC_*",
     fix="set a value within the range, or unset the variable",
     per=Per.TARGET,
@@ -122,13 +160,24 @@ def env_values(target: Target) -> Iterator[Finding]:
             continue
         valid = re.fullmatch(r"-?\d{1,10}", value.strip(), re.ASCII) is not None and low <= int(value) <= high
         if not valid:
-            yield warn(target.label, f"{name}={value}: ignored", f"{low} to {high}", fix=f"unset {name}, or set it within {low}-{high}; restart it",
-                       persists=True, evidence=[target.evidence("environ", f"{name}={value}")])
+            yield warn(
+                target.label,
+                f"{name}={value}: ignored",
+                f"{low} to {high}",
+                fix=f"unset {name}, or set it within {low}-{high}; restart it",
+                persists=True,
+                evidence=[target.evidence("environ", f"{name}={value}")],
+            )
     affinity = environ.get("MC_ENABLE_DEST_DEVICE_AFFINITY")
     if affinity is not None and affinity.strip().lower() in ("0", "false", "off", "no", ""):
-        yield warn(target.label, f"MC_ENABLE_DEST_DEVICE_AFFINITY={affinity}: it is on", "unset, to switch it off",
-                   fix="unset MC_ENABLE_DEST_DEVICE_AFFINITY and restart it", persists=True,
-                   evidence=[target.evidence("environ", f"MC_ENABLE_DEST_DEVICE_AFFINITY={affinity}")])
+        yield warn(
+            target.label,
+            f"MC_ENABLE_DEST_DEVICE_AFFINITY={affinity}: it is on",
+            "unset, to switch it off",
+            fix="unset MC_ENABLE_DEST_DEVICE_AFFINITY and restart it",
+            persists=True,
+            evidence=[target.evidence("environ", f"MC_ENABLE_DEST_DEVICE_AFFINITY={affinity}")],
+        )
 
 
 @check(
@@ -143,7 +192,9 @@ def env_values(target: Target) -> Iterator[Finding]:
 def advertised_host(target: Target) -> Iterator[Finding]:
     host = target.host
     environ = attempt(lambda: target.environ) or {}
-    name = target.option("host", "local_hostname", "local_server_name") or environ.get("MOONCAKE_LOCAL_HOSTNAME")
+    name = target.option("host", "local_hostname", "local_server_name") or environ.get(
+        "MOONCAKE_LOCAL_HOSTNAME"
+    )
     if name is None:
         target.command_line  # noqa: B018 - raises Unseen
         raise Skip(f"{target.name} advertises the host's own name")
@@ -158,9 +209,14 @@ def advertised_host(target: Target) -> Iterator[Finding]:
         address = parse_address(hosts[0]) if hosts else None
     wrong = bare == "localhost" or (address is not None and (address.is_loopback or address.is_unspecified))
     if wrong:
-        yield fail(target.label, f"advertises {name}" + (f", which is {hosts[0]} here" if hosts else ""), "an address that peers reach",
-                   fix="--host=<address of this node>" + (", or correct /etc/hosts" if hosts else ""), persists=True,
-                   evidence=[target.evidence("cmdline"), host.at("/etc/hosts") if hosts else None])
+        yield fail(
+            target.label,
+            f"advertises {name}" + (f", which is {hosts[0]} here" if hosts else ""),
+            "an address that peers reach",
+            fix="--host=<address of this node>" + (", or correct /etc/hosts" if hosts else ""),
+            persists=True,
+            evidence=[target.evidence("cmdline"), host.at("/etc/hosts") if hosts else None],
+        )
 
 
 @check(
@@ -176,12 +232,18 @@ def advertised_host(target: Target) -> Iterator[Finding]:
 def proxy_env(target: Target) -> Iterator[Finding]:
     environ = target.environ
     proxy = environ.get("http_proxy") or environ.get("HTTP_PROXY") or environ.get("all_proxy")
-    url = target.option("metadata_server", "metadata_server_address") or environ.get("MOONCAKE_TE_META_DATA_SERVER") or ""
+    url = (
+        target.option("metadata_server", "metadata_server_address")
+        or environ.get("MOONCAKE_TE_META_DATA_SERVER")
+        or ""
+    )
     match = re.match(r"http://([^/:]+|\[[^\]]+\])", url)
     if not proxy or match is None:
         raise Skip(f"{target.name}: no proxy, or no HTTP metadata")
     server = match[1].strip("[]")
-    excluded = [w.strip() for w in (environ.get("no_proxy") or environ.get("NO_PROXY") or "").split(",") if w.strip()]
+    excluded = [
+        w.strip() for w in (environ.get("no_proxy") or environ.get("NO_PROXY") or "").split(",") if w.strip()
+    ]
 
     def covers(word: str) -> bool:
         if word == "*" or word == server or server.endswith("." + word.lstrip(".")):
@@ -193,9 +255,14 @@ def proxy_env(target: Target) -> Iterator[Finding]:
             return False
 
     if not any(covers(word) for word in excluded):
-        yield warn(target.label, f"http_proxy={proxy}, and {server} is not in no_proxy", f"no_proxy with {server}",
-                   fix=f"export no_proxy={','.join([*excluded, server])} and restart it", persists=True,
-                   evidence=[target.evidence("environ", f"http_proxy={proxy}"), target.evidence("cmdline")])
+        yield warn(
+            target.label,
+            f"http_proxy={proxy}, and {server} is not in no_proxy",
+            f"no_proxy with {server}",
+            fix=f"export no_proxy={','.join([*excluded, server])} and restart it",
+            persists=True,
+            evidence=[target.evidence("environ", f"http_proxy={proxy}"), target.evidence("cmdline")],
+        )
 
 
 def _engine_versions(host: HostFacts) -> dict[str, str]:
@@ -203,12 +270,14 @@ def _engine_versions(host: HostFacts) -> dict[str, str]:
     found: dict[str, str] = {}
     for tool in ("pip", "pip3", "uv"):
         for argv in host.argvs(tool):
-            text = attempt(lambda argv=argv: host.command(*argv)) or ""  # type: ignore[misc]
+            text = attempt(lambda: host.command(*argv)) or ""
             name = re.search(r"^Name:\s*(\S+)", text, re.MULTILINE)
             version = re.search(r"^Version:\s*(\S+)", text, re.MULTILINE)
             if name and version:
                 found[name[1].lower()] = version[1]
-            for package, number in re.findall(r"^(mooncake[\w-]*|sglang|vllm|kvops)(?:\s+|==)(\d\S*)", text, re.MULTILINE):
+            for package, number in re.findall(
+                r"^(mooncake[\w-]*|sglang|vllm|kvops)(?:\s+|==)(\d\S*)", text, re.MULTILINE
+            ):
                 found[package.lower()] = number
     return found
 
@@ -234,11 +303,18 @@ def versions(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
             usual = max(found, key=lambda v: (len(found[v]), v))
             for version, who in found.items():
                 if version != usual:
-                    yield warn(", ".join(who[:8]), f"{name} {version}", f"{usual}, as {len(found[usual])} others", fix=f"pip install {name}=={usual}",
-                               persists=True)
+                    yield warn(
+                        ", ".join(who[:8]),
+                        f"{name} {version}",
+                        f"{usual}, as {len(found[usual])} others",
+                        fix=f"pip install {name}=={usual}",
+                        persists=True,
+                    )
 
 
-_SLICE_ERROR = re.compile(r"local_nic: ([^,\s)]+), peer_nic: ([^,\s)]+)[^\n]*?\)?: ([a-zA-Z][^\n]*)$", re.MULTILINE)
+_SLICE_ERROR = re.compile(
+    r"local_nic: ([^,\s)]+), peer_nic: ([^,\s)]+)[^\n]*?\)?: ([a-zA-Z][^\n]*)$", re.MULTILINE
+)
 _ANY_ERROR = re.compile(r"^[EF]\d{4,8}[^\n]*\] ([^\n]*)|^.*\b(?:ERROR|error)\b[^\n]*$", re.MULTILINE)
 
 
@@ -272,13 +348,31 @@ def first_error(target: Target) -> Iterator[Finding]:
     spread_peers = len({b for a, b in first if a == local})
     spread_locals = len({a for a, b in first if re.sub(r":\d+@", "@", b) == peer})
     if pairs > 1 and local_count >= CONCENTRATION * pairs and spread_peers > 1 and len(peers) > 1:
-        yield warn(f"{local} of {target.name}", f"{local_count} of {pairs} failing pairs start at it: {what}", "no NIC in common",
-                   fix=f"kvops diagnose --only link,gid,ip,ctr: look at {local}", persists=None, evidence=evidence)
+        yield warn(
+            f"{local} of {target.name}",
+            f"{local_count} of {pairs} failing pairs start at it: {what}",
+            "no NIC in common",
+            fix=f"kvops diagnose --only link,gid,ip,ctr: look at {local}",
+            persists=None,
+            evidence=evidence,
+        )
     elif pairs > 1 and peer_count >= CONCENTRATION * pairs and spread_locals > 1:
-        yield warn(f"{peer}", f"{peer_count} of {pairs} failing pairs of {target.name} end at it: {what}", "no NIC in common",
-                   fix=f"run kvops diagnose on that node: look at {peer.rpartition('@')[2]}", persists=None, evidence=evidence)
+        yield warn(
+            f"{peer}",
+            f"{peer_count} of {pairs} failing pairs of {target.name} end at it: {what}",
+            "no NIC in common",
+            fix=f"run kvops diagnose on that node: look at {peer.rpartition('@')[2]}",
+            persists=None,
+            evidence=evidence,
+        )
     else:
-        yield info(target.label, f"{pairs} failing pairs, first error: {what}", "no error", fix=f'kvops explain error "{what[:60]}"', evidence=evidence)
+        yield info(
+            target.label,
+            f"{pairs} failing pairs, first error: {what}",
+            "no error",
+            fix=f'kvops explain error "{what[:60]}"',
+            evidence=evidence,
+        )
 
 
 def _started_s(target: Target) -> float | None:
@@ -306,7 +400,9 @@ def restart_stale(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
             started = _started_s(target)
             advertised = target.option("host", "local_hostname")
             if started is not None:
-                for name in filter(None, (advertised and advertised.partition(":")[0], *map(str, host.rdma_addresses))):
+                for name in filter(
+                    None, (advertised and advertised.partition(":")[0], *map(str, host.rdma_addresses))
+                ):
                     starts[name] = max(starts.get(name, (0.0, "")), (started, f"{host.name} {target.name}"))
     if not starts:
         raise Unseen("start times of the targets (/proc/<pid>/stat)", Sight.NOT_COLLECTED)
@@ -315,12 +411,19 @@ def restart_stale(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
             own = _started_s(target)
             if own is None or target.log is None:
                 continue
-            blamed = {m[2].partition(":")[0] for m in _SLICE_ERROR.finditer(target.log[1]) if "remote access" in m[3]}
+            blamed = {
+                m[2].partition(":")[0]
+                for m in _SLICE_ERROR.finditer(target.log[1])
+                if "remote access" in m[3]
+            }
             for name in blamed:
-                started = starts.get(name)
-                if started is not None and started[0] > own:
-                    yield fail(f"{host.name} {target.name}", f"remote access errors at {started[1]}, which started {started[0] - own:.0f} s later",
-                               "metadata of the running process", fix=f"restart {target.name} on {host.name}, or let it refresh its metadata",
-                               persists=None, evidence=[host.at(target.log[0], "remote access error"), target.evidence("stat")])
-
-
+                later = starts.get(name)
+                if later is not None and later[0] > own:
+                    yield fail(
+                        f"{host.name} {target.name}",
+                        f"remote access errors at {later[1]}, which started {later[0] - own:.0f} s later",
+                        "metadata of the running process",
+                        fix=f"restart {target.name} on {host.name}, or let it refresh its metadata",
+                        persists=None,
+                        evidence=[host.at(target.log[0], "remote access error"), target.evidence("stat")],
+                    )

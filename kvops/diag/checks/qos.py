@@ -44,7 +44,7 @@ def lossless_priorities(port: Port) -> frozenset[int]:
     """Priorities with PFC on, or that the site wants lossless; empty if nothing says so."""
     found: set[int] = set()
     for netdev in port.wire_netdevs:
-        settings = attempt(lambda netdev=netdev: netdev.qos)  # type: ignore[misc]
+        settings = attempt(lambda: netdev.qos)
         if settings is not None:
             found |= settings.lossless
     if port.host.lossless and port.host.roce_priority is not None:
@@ -69,9 +69,14 @@ def trust_mode(port: Port) -> Iterator[Finding]:
     wanted = str(wanted or "dscp")
     for netdev, settings in _qos(port):
         if settings.trust is not None and settings.trust != wanted:
-            yield fail(f"{port.label} {netdev.name}", f"trust {settings.trust}", f"trust {wanted}",
-                       fix=f"mlnx_qos -i {netdev.name} --trust {wanted}", persists=False,
-                       evidence=[netdev.qos_evidence()])
+            yield fail(
+                f"{port.label} {netdev.name}",
+                f"trust {settings.trust}",
+                f"trust {wanted}",
+                fix=f"mlnx_qos -i {netdev.name} --trust {wanted}",
+                persists=False,
+                evidence=[netdev.qos_evidence()],
+            )
 
 
 @check(
@@ -103,10 +108,14 @@ def pfc_enabled(port: Port) -> Iterator[Finding]:
                 evidence=evidence,
             )
         if len(on) > LOSSLESS_COUNT_MAX:
-            yield warn(f"{port.label} {netdev.name}", f"{len(on)} lossless priorities: {', '.join(map(str, sorted(on)))}",
-                       f"one, at most {LOSSLESS_COUNT_MAX}: buffers for more are rarely there",
-                       fix=f"mlnx_qos -i {netdev.name} -f {table if priority is not None else '0,0,0,1,0,0,0,0'}", persists=False,
-                       evidence=evidence)
+            yield warn(
+                f"{port.label} {netdev.name}",
+                f"{len(on)} lossless priorities: {', '.join(map(str, sorted(on)))}",
+                f"one, at most {LOSSLESS_COUNT_MAX}: buffers for more are rarely there",
+                fix=f"mlnx_qos -i {netdev.name} -f {table if priority is not None else '0,0,0,1,0,0,0,0'}",
+                persists=False,
+                evidence=evidence,
+            )
         yield from _neighbour_pfc(port, netdev, on if priority is None else frozenset({priority}))
 
 
@@ -119,9 +128,14 @@ def _neighbour_pfc(port: Port, netdev: Netdev, ours: frozenset[int]) -> Iterator
     if theirs is not None:
         missing = ours - theirs
         if missing and ours and (host.lossless or attempt(lambda: netdev.qos.lossless)):
-            yield fail(f"switch port of {netdev.name}", f"announces PFC for {', '.join(map(str, sorted(theirs))) or 'no priority'}",
-                       f"priority {', '.join(map(str, sorted(missing)))}", fix="enable PFC for this priority on the switch port",
-                       persists=True, evidence=[host.said(*argvs[0])])
+            yield fail(
+                f"switch port of {netdev.name}",
+                f"announces PFC for {', '.join(map(str, sorted(theirs))) or 'no priority'}",
+                f"priority {', '.join(map(str, sorted(missing)))}",
+                fix="enable PFC for this priority on the switch port",
+                persists=True,
+                evidence=[host.said(*argvs[0])],
+            )
         return
     steps = attempt(lambda: netdev.stats_delta)
     if not steps:
@@ -129,10 +143,20 @@ def _neighbour_pfc(port: Port, netdev: Netdev, ours: frozenset[int]) -> Iterator
     for priority in ours:
         sent, received = (steps.get(f"{d}_prio{priority}_pause", 0) for d in ("tx", "rx"))
         lost = steps.get(f"rx_prio{priority}_buf_discard", 0) + steps.get(f"rx_prio{priority}_discards", 0)
-        if sent > 0 and received == 0 and lost > 0 and priority in (attempt(lambda: netdev.qos.lossless) or ()):
-            yield warn(f"switch port of {netdev.name}", f"{sent} pauses sent, none received, and {lost} packets of priority "
-                       f"{priority} dropped", "a switch that obeys PFC", fix="enable PFC for this priority on the switch port",
-                       persists=True, evidence=port.wire_evidence(f"tx_prio{priority}_pause", f"rx_prio{priority}_buf_discard"))
+        if (
+            sent > 0
+            and received == 0
+            and lost > 0
+            and priority in (attempt(lambda: netdev.qos.lossless) or ())
+        ):
+            yield warn(
+                f"switch port of {netdev.name}",
+                f"{sent} pauses sent, none received, and {lost} packets of priority {priority} dropped",
+                "a switch that obeys PFC",
+                fix="enable PFC for this priority on the switch port",
+                persists=True,
+                evidence=port.wire_evidence(f"tx_prio{priority}_pause", f"rx_prio{priority}_buf_discard"),
+            )
 
 
 @check(
@@ -151,16 +175,25 @@ def global_pause(port: Port) -> Iterator[Finding]:
         on = [side for side in ("rx", "tx") if ethtool.is_on(labels, side)]
         if not on:
             continue
-        settings = attempt(lambda netdev=netdev: netdev.qos)  # type: ignore[misc]
+        settings = attempt(lambda: netdev.qos)
         with_pfc = settings is not None and bool(settings.lossless)
         severity = Outcome.FAIL if with_pfc else Outcome.WARN if host.lossless else Outcome.INFO
-        yield finding(severity, f"{port.label} {netdev.name}", f"global pause {' and '.join(on)}" + (" beside PFC" if with_pfc else ""),
-                      "off", fix=f"ethtool -A {netdev.name} rx off tx off", persists=False,
-                      evidence=[host.said("ethtool", "-a", netdev.name), netdev.qos_evidence() if with_pfc else None])
+        yield finding(
+            severity,
+            f"{port.label} {netdev.name}",
+            f"global pause {' and '.join(on)}" + (" beside PFC" if with_pfc else ""),
+            "off",
+            fix=f"ethtool -A {netdev.name} rx off tx off",
+            persists=False,
+            evidence=[host.said("ethtool", "-a", netdev.name), netdev.qos_evidence() if with_pfc else None],
+        )
 
 
 def _traffic_class(port: Port) -> list[tuple[int, str, Evidence]]:
-    """(traffic class, who says so, where) for each target on this port; what the vendor stack forces counts for all."""
+    """
+    (traffic class, who says so, where) for each target on this port; what the vendor stack forces counts
+    for all.
+    """
     host = port.host
     path = f"{port.device.path}/tc/{port.number}/traffic_class"
     text = host.peek(path)
@@ -169,16 +202,24 @@ def _traffic_class(port: Port) -> list[tuple[int, str, Evidence]]:
     for target in host.targets:
         if target.protocol == "tcp" or not any(p.label == port.label for p in target.ports):
             continue
-        environ = attempt(lambda target=target: target.environ)  # type: ignore[misc]
+        environ = attempt(lambda: target.environ)
         if environ is None:
             continue
         value = environ.get("MC_IB_TC", environ.get("NCCL_IB_TC", "")).strip()
         if re.fullmatch(r"\d{1,3}", value, re.ASCII) and int(value) < 256:
-            found.append((int(value), f"{target.name} MC_IB_TC={value}", target.evidence("environ", f"MC_IB_TC={value}")))
+            found.append(
+                (
+                    int(value),
+                    f"{target.name} MC_IB_TC={value}",
+                    target.evidence("environ", f"MC_IB_TC={value}"),
+                )
+            )
         elif forced is not None:
             found.append((forced, f"global tclass {forced}", host.at(path)))
         else:
-            found.append((0, f"{target.name}: MC_IB_TC not set", target.evidence("environ", "MC_IB_TC is not set")))
+            found.append(
+                (0, f"{target.name}: MC_IB_TC not set", target.evidence("environ", "MC_IB_TC is not set"))
+            )
     if not found and forced is not None:
         found.append((forced, f"global tclass {forced}", host.at(path)))
     return found
@@ -199,7 +240,7 @@ def tclass_mapping(port: Port) -> Iterator[Finding]:
     host = port.host
     priority = host.roce_priority
     wires = _wires(port)
-    settings = next((q for q in (attempt(lambda n=n: n.qos) for n in wires) if q is not None), None)  # type: ignore[misc]
+    settings = next((q for q in (attempt(lambda: n.qos) for n in wires) if q is not None), None)
     lossless = settings.lossless if settings is not None else frozenset[int]()
     wanted = frozenset({priority}) if priority is not None else lossless
     judged = False
@@ -216,7 +257,8 @@ def tclass_mapping(port: Port) -> Iterator[Finding]:
                     port.label,
                     f"{who}: DSCP {dscp} → priority {lands}",
                     f"priority {', '.join(map(str, sorted(wanted)))}",
-                    fix=f"export MC_IB_TC={((host.expect_int('roce_dscp') or 26) << 2) | 2} for the process and restart it",
+                    fix=f"export MC_IB_TC={((host.expect_int('roce_dscp') or 26) << 2) | 2} for the "
+                    f"process and restart it",
                     persists=True,
                     evidence=[where, wires[0].qos_evidence()],
                 )
@@ -227,9 +269,14 @@ def tclass_mapping(port: Port) -> Iterator[Finding]:
             judged = True
             main = max(sent, key=lambda p: sent[p])
             if main != priority and sent[main] > MAIN_SHARE * sum(sent.values()):
-                yield fail(port.label, f"{sent[main] / sum(sent.values()):.0%} of the bytes leave in priority {main}",
-                           f"priority {priority}", fix="export MC_IB_TC=106 for every process on this node", persists=True,
-                           evidence=port.wire_evidence(f"tx_prio{main}_bytes", f"tx_prio{priority}_bytes"))
+                yield fail(
+                    port.label,
+                    f"{sent[main] / sum(sent.values()):.0%} of the bytes leave in priority {main}",
+                    f"priority {priority}",
+                    fix="export MC_IB_TC=106 for every process on this node",
+                    persists=True,
+                    evidence=port.wire_evidence(f"tx_prio{main}_bytes", f"tx_prio{priority}_bytes"),
+                )
     if not judged:
         if not wanted:
             raise Skip("no priority is lossless, by policy or by PFC")
@@ -258,7 +305,7 @@ def direction_asymmetry(port: Port) -> Iterator[Finding]:
         raise Skip(f"{port.label}: one direction carries next to nothing")
     if attempt(lambda: port.busy) is False:
         raise Skip(f"{port.label} is idle")
-    main = {d: max(counts, key=lambda p, counts=counts: counts[p]) for d, counts in sides.items()}  # type: ignore[misc]
+    main = {d: max(counts, key=counts.__getitem__) for d, counts in sides.items()}
     clear = all(sides[d][main[d]] > MAIN_SHARE * totals[d] for d in main)
     if clear and main["tx"] != main["rx"]:
         host = port.host
@@ -266,7 +313,9 @@ def direction_asymmetry(port: Port) -> Iterator[Finding]:
         wrong = "sends" if main["tx"] != wanted else "receives"
         evidence = port.wire_evidence(f"tx_prio{main['tx']}_bytes", f"rx_prio{main['rx']}_bytes")
         evidence += [seen for n in port.wire_netdevs[:1] if (seen := n.qos_evidence()) is not None]
-        evidence += [t.evidence("environ") for t in host.targets[:1] if attempt(lambda t=t: t.environ) is not None]  # type: ignore[misc]
+        evidence += [
+            t.evidence("environ") for t in host.targets[:1] if attempt(lambda: t.environ) is not None
+        ]
         yield fail(
             port.label,
             f"sends in priority {main['tx']}, receives in priority {main['rx']} ({window_s:g} s)",
@@ -278,7 +327,9 @@ def direction_asymmetry(port: Port) -> Iterator[Finding]:
         )
 
 
-_OTHER_CONTROL = frozenset({"none", "off", "rtt", "rttcc", "pcc", "receiver", "receiver-driven", "swift", "timely"})
+_OTHER_CONTROL = frozenset(
+    {"none", "off", "rtt", "rttcc", "pcc", "receiver", "receiver-driven", "swift", "timely"}
+)
 
 
 def _control(host: HostFacts) -> str | None:
@@ -320,18 +371,30 @@ def cc_enabled(port: Port) -> Iterator[Finding]:
             if text.strip() == "0":
                 off.append(path)
         if off:
-            yield warn(f"{port.label} {netdev.name}", f"congestion control off for priority {priority}", "on (notification and reaction)",
-                       fix="; ".join(f"echo 1 > {path}" for path in off), persists=False, evidence=[host.at(path) for path in off])
-    if port.device.pci is not None:
-        config = attempt(lambda: rdma.parse_mlxconfig(host.command("mlxconfig", "-d", port.device.pci.bdf)))  # type: ignore[union-attr]
+            yield warn(
+                f"{port.label} {netdev.name}",
+                f"congestion control off for priority {priority}",
+                "on (notification and reaction)",
+                fix="; ".join(f"echo 1 > {path}" for path in off),
+                persists=False,
+                evidence=[host.at(path) for path in off],
+            )
+    function = port.device.pci
+    if function is not None:
+        config = attempt(lambda: rdma.parse_mlxconfig(host.command("mlxconfig", "-d", function.bdf)))
         mask = ((config or {}).get(f"ROCE_CC_PRIO_MASK_P{port.number}") or [""])[-1]
         value = attempt(lambda: sysfs.parse_int(mask))
         if value is not None:
             seen = True
             if not value >> priority & 1:
-                yield warn(port.label, f"ROCE_CC_PRIO_MASK_P{port.number} {mask}", "255",
-                           fix=f"mlxconfig -d {port.device.pci.bdf} set ROCE_CC_PRIO_MASK_P{port.number}=255, then reset",
-                           persists=True, evidence=[host.said("mlxconfig", "-d", port.device.pci.bdf)])
+                yield warn(
+                    port.label,
+                    f"ROCE_CC_PRIO_MASK_P{port.number} {mask}",
+                    "255",
+                    fix=f"mlxconfig -d {function.bdf} set ROCE_CC_PRIO_MASK_P{port.number}=255, then reset",
+                    persists=True,
+                    evidence=[host.said("mlxconfig", "-d", function.bdf)],
+                )
     if not seen:
         raise Unseen(f"ecn/roce_np/enable/{priority} of {port.label}", host.why_not("mlxconfig"))
 
@@ -354,7 +417,7 @@ def rtt_cc(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     wanted: object = None
     for host in nodes:
         wanted = host.expect("rtt_cc") if wanted is None else wanted
-        for device in attempt(lambda host=host: host.devices_in_scope) or ():  # type: ignore[misc]
+        for device in attempt(lambda: host.devices_in_scope) or ():
             if device.pci is None or device.kind != "mlx5":
                 continue
             try:
@@ -364,7 +427,9 @@ def rtt_cc(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
                 continue
             value = (config.get("USER_PROGRAMMABLE_CC") or [""])[-1]
             if value:
-                states.setdefault(value.startswith(("True", "1", "ENABLED")), []).append(f"{host.name} {device.name}")
+                states.setdefault(value.startswith(("True", "1", "ENABLED")), []).append(
+                    f"{host.name} {device.name}"
+                )
     if not states:
         if reason is not None:
             raise reason
@@ -372,12 +437,22 @@ def rtt_cc(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     if isinstance(wanted, bool):
         for on, who in states.items():
             if on != wanted:
-                yield warn(", ".join(who[:8]), "on" if on else "off", "on" if wanted else "off",
-                           fix=f"mlxconfig -d <bdf> set USER_PROGRAMMABLE_CC={int(wanted)}, then reset", persists=True)
+                yield warn(
+                    ", ".join(who[:8]),
+                    "on" if on else "off",
+                    "on" if wanted else "off",
+                    fix=f"mlxconfig -d <bdf> set USER_PROGRAMMABLE_CC={int(wanted)}, then reset",
+                    persists=True,
+                )
     if len(states) > 1:
         few = min(states, key=lambda on: len(states[on]))
-        yield fail(", ".join(states[few][:8]), "on" if few else "off", f"{'off' if few else 'on'}, as {len(states[not few])} others",
-                   fix="set it alike on all nodes", persists=True)
+        yield fail(
+            ", ".join(states[few][:8]),
+            "on" if few else "off",
+            f"{'off' if few else 'on'}, as {len(states[not few])} others",
+            fix="set it alike on all nodes",
+            persists=True,
+        )
 
 
 @check(
@@ -398,7 +473,7 @@ def cnp_priority(port: Port) -> Iterator[Finding]:
     seen = False
     reason: Unseen | None = None
     for netdev in _wires(port):
-        settings = attempt(lambda netdev=netdev: netdev.qos)  # type: ignore[misc]
+        settings = attempt(lambda: netdev.qos)
         for name, default in (("cnp_dscp", CNP_DSCP_DEFAULT), ("cnp_802p_prio", CNP_PRIORITY_DEFAULT)):
             path = f"{netdev.path}/ecn/roce_np/{name}"
             try:
@@ -411,8 +486,14 @@ def cnp_priority(port: Port) -> Iterator[Finding]:
             priority = table.get(value, value >> 3) if name == "cnp_dscp" else value
             tagged = settings is not None and settings.trust == "pcp"
             if priority in data and (name == "cnp_dscp") != tagged:
-                yield warn(f"{port.label} {netdev.name}", f"{name} {value}: priority {priority}, with the data",
-                           f"{default}", fix=f"echo {default} > {path}", persists=False, evidence=[host.at(path)])
+                yield warn(
+                    f"{port.label} {netdev.name}",
+                    f"{name} {value}: priority {priority}, with the data",
+                    f"{default}",
+                    fix=f"echo {default} > {path}",
+                    persists=False,
+                    evidence=[host.at(path)],
+                )
     if not data:
         raise Skip("no priority carries RoCE by policy or PFC")
     if not seen and reason is not None:
@@ -435,16 +516,28 @@ def dcbx_owner(port: Port) -> Iterator[Finding]:
         raise Skip("the site lets the switch decide (DCBX)")
     for netdev, settings in _qos(port):
         if settings.dcbx and settings.dcbx.lower().startswith("firmware"):
-            yield warn(f"{port.label} {netdev.name}", f"DCBX mode: {settings.dcbx}", "OS controlled",
-                       fix=f"mlnx_qos -i {netdev.name} -d os", persists=False, evidence=[netdev.qos_evidence()])
+            yield warn(
+                f"{port.label} {netdev.name}",
+                f"DCBX mode: {settings.dcbx}",
+                "OS controlled",
+                fix=f"mlnx_qos -i {netdev.name} -d os",
+                persists=False,
+                evidence=[netdev.qos_evidence()],
+            )
         argvs = [a for a in host.argvs("lldptool", netdev.name) if "PFC" in a and "-n" not in a]
-        said = attempt(lambda argvs=argvs: host.command(*argvs[0])) if argvs else None  # type: ignore[misc]
+        said = attempt(lambda: host.command(*argvs[0])) if argvs else None
         if said and re.search(r"enableTx\s*[:=]\s*yes", said):
             held = qos.parse_lldp_pfc(said)
             if held is not None and settings.pfc is not None and held != settings.lossless:
-                yield warn(f"{port.label} {netdev.name}", f"lldpad holds PFC for {', '.join(map(str, sorted(held))) or 'none'}, "
-                           f"{', '.join(map(str, sorted(settings.lossless))) or 'none'} is in force", "one owner",
-                           fix="systemctl disable --now lldpad", persists=True, evidence=[host.said(*argvs[0]), netdev.qos_evidence()])
+                yield warn(
+                    f"{port.label} {netdev.name}",
+                    f"lldpad holds PFC for {', '.join(map(str, sorted(held))) or 'none'}, "
+                    f"{', '.join(map(str, sorted(settings.lossless))) or 'none'} is in force",
+                    "one owner",
+                    fix="systemctl disable --now lldpad",
+                    persists=True,
+                    evidence=[host.said(*argvs[0]), netdev.qos_evidence()],
+                )
 
 
 @check(
@@ -465,10 +558,17 @@ def buffer(port: Port) -> Iterator[Finding]:
             index = settings.priority_buffer[priority]
             if index < len(settings.buffer_bytes) and settings.buffer_bytes[index] == 0:
                 big = max(range(len(settings.buffer_bytes)), key=lambda i: settings.buffer_bytes[i])
-                table = ",".join(str(big if p == priority else b) for p, b in enumerate(settings.priority_buffer))
-                yield fail(f"{port.label} {netdev.name}", f"priority {priority} → buffer {index} of 0 bytes", "a buffer with room",
-                           fix=f"mlnx_qos -i {netdev.name} --prio2buffer={table}", persists=False,
-                           evidence=[netdev.qos_evidence()])
+                table = ",".join(
+                    str(big if p == priority else b) for p, b in enumerate(settings.priority_buffer)
+                )
+                yield fail(
+                    f"{port.label} {netdev.name}",
+                    f"priority {priority} → buffer {index} of 0 bytes",
+                    "a buffer with room",
+                    fix=f"mlnx_qos -i {netdev.name} --prio2buffer={table}",
+                    persists=False,
+                    evidence=[netdev.qos_evidence()],
+                )
 
 
 _SETTERS = re.compile(r"mlnx_qos|dcb (pfc|app)|cma_roce|--trust")
@@ -487,7 +587,7 @@ def persistence(host: HostFacts) -> Iterator[Finding]:
         raise Skip("no policy names a RoCE priority")
     seen = False
     for folder in ("/etc/udev/rules.d", "/etc/systemd/system", "/etc/networkd-dispatcher"):
-        for name in attempt(lambda folder=folder: host.ls(folder)) or ():  # type: ignore[misc]
+        for name in attempt(lambda: host.ls(folder)) or ():
             seen = True
             if _SETTERS.search(host.peek(f"{folder}/{name}") or ""):
                 return
@@ -496,8 +596,13 @@ def persistence(host: HostFacts) -> Iterator[Finding]:
     if not seen:
         host.ls("/etc/udev/rules.d")
         return
-    yield info("PFC and trust", "set at run time only: nothing found that sets them at boot", "a udev rule or unit",
-               fix="put the mlnx_qos commands into /etc/udev/rules.d or a unit", persists=True)
+    yield info(
+        "PFC and trust",
+        "set at run time only: nothing found that sets them at boot",
+        "a udev rule or unit",
+        fix="put the mlnx_qos commands into /etc/udev/rules.d or a unit",
+        persists=True,
+    )
 
 
 @check(
@@ -515,15 +620,21 @@ def cross_nic(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     groups: dict[str, list[tuple[Port, Netdev]]] = {}
     reason: Unseen | Skip | None = None
     for host in nodes:
-        for port in attempt(lambda host=host: host.ports) or ():  # type: ignore[misc]
+        for port in attempt(lambda: host.ports) or ():
             if not port.is_roce or not port.active:
                 continue
             try:
                 for netdev, settings in _qos(port):
-                    pfc = "".join("1" if on else "0" for on in settings.pfc) if settings.pfc is not None else "?"
+                    pfc = (
+                        "".join("1" if on else "0" for on in settings.pfc)
+                        if settings.pfc is not None
+                        else "?"
+                    )
                     table = sorted(settings.dscp_priority.items()) if settings.trust == "dscp" else []
                     moved = [f"{d}:{p}" for d, p in table if p != d >> 3]
-                    key = f"trust {settings.trust or '?'}, PFC {pfc}" + (f", DSCP {' '.join(moved)}" if moved else "")
+                    key = f"trust {settings.trust or '?'}, PFC {pfc}" + (
+                        f", DSCP {' '.join(moved)}" if moved else ""
+                    )
                     groups.setdefault(key, []).append((port, netdev))
             except (Unseen, Skip) as missing:
                 reason = missing
@@ -540,9 +651,14 @@ def cross_nic(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
         if key == usual:
             continue
         for port, netdev in who[:16]:
-            yield fail(f"{port.host.name} {netdev.name}" if len(nodes) > 1 else netdev.name, key, f"{usual}, as {len(known[usual])} others",
-                       fix=f"mlnx_qos -i {netdev.name} with the settings of the others", persists=False,
-                       evidence=[netdev.qos_evidence()])
+            yield fail(
+                f"{port.host.name} {netdev.name}" if len(nodes) > 1 else netdev.name,
+                key,
+                f"{usual}, as {len(known[usual])} others",
+                fix=f"mlnx_qos -i {netdev.name} with the settings of the others",
+                persists=False,
+                evidence=[netdev.qos_evidence()],
+            )
 
 
 @check(
@@ -561,12 +677,20 @@ def lossless_vlan0(port: Port) -> Iterator[Finding]:
         _qos(port)
         raise Skip("no priority is lossless, by policy or by PFC")
     best = attempt(lambda: port.best_gid)
-    tagged = best is not None and best.netdev is not None and (
-        "." in best.netdev or host.peek(f"/proc/net/vlan/{best.netdev}") is not None
+    tagged = (
+        best is not None
+        and best.netdev is not None
+        and ("." in best.netdev or host.peek(f"/proc/net/vlan/{best.netdev}") is not None)
     )
     if tagged:
         return
     for netdev, settings in _qos(port):
         if settings.trust == "pcp":
-            yield warn(f"{port.label} {netdev.name}", "trust pcp, and RoCE is untagged", "trust dscp",
-                       fix=f"mlnx_qos -i {netdev.name} --trust dscp", persists=False, evidence=[netdev.qos_evidence()])
+            yield warn(
+                f"{port.label} {netdev.name}",
+                "trust pcp, and RoCE is untagged",
+                "trust dscp",
+                fix=f"mlnx_qos -i {netdev.name} --trust dscp",
+                persists=False,
+                evidence=[netdev.qos_evidence()],
+            )

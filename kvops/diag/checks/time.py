@@ -40,15 +40,24 @@ def sync(host: HostFacts) -> Iterator[Finding]:
         if "not sync" in leap.lower():
             yield warn("clock", f"chrony: {leap}", "synchronised", fix=fix, persists=True, evidence=evidence)
         elif abs(offset) > OFFSET_WARN_S:
-            yield finding(Outcome.FAIL if abs(offset) > OFFSET_FAIL_S else Outcome.WARN, "clock", f"off by {offset * 1e3:.0f} ms",
-                          f"within {OFFSET_WARN_S * 1e3:.0f} ms", fix=fix, persists=True, evidence=evidence)
+            yield finding(
+                Outcome.FAIL if abs(offset) > OFFSET_FAIL_S else Outcome.WARN,
+                "clock",
+                f"off by {offset * 1e3:.0f} ms",
+                f"within {OFFSET_WARN_S * 1e3:.0f} ms",
+                fix=fix,
+                persists=True,
+                evidence=evidence,
+            )
         return
     words = misc.parse_properties(host.command("timedatectl"))
     state = words.get("NTPSynchronized")
     if state is None:
         raise Unseen("timedatectl show -p NTPSynchronized", Sight.NOT_COLLECTED)
     if state == "no":
-        yield warn("clock", "NTPSynchronized=no", "yes", fix=fix, persists=True, evidence=[host.said("timedatectl")])
+        yield warn(
+            "clock", "NTPSynchronized=no", "yes", fix=fix, persists=True, evidence=[host.said("timedatectl")]
+        )
 
 
 @check(
@@ -67,8 +76,13 @@ def skew_nodes(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     first, last = min(offsets, key=lambda n: offsets[n]), max(offsets, key=lambda n: offsets[n])
     spread = offsets[last] - offsets[first]
     if spread > SPREAD_WARN_S:
-        yield warn(f"{first} and {last}", f"{spread * 1e3:.0f} ms apart", f"within {SPREAD_WARN_S * 1e3:.0f} ms",
-                   fix="chronyc makestep on both", persists=True)
+        yield warn(
+            f"{first} and {last}",
+            f"{spread * 1e3:.0f} ms apart",
+            f"within {SPREAD_WARN_S * 1e3:.0f} ms",
+            fix="chronyc makestep on both",
+            persists=True,
+        )
 
 
 @check(
@@ -83,10 +97,20 @@ def clocksource(host: HostFacts) -> Iterator[Finding]:
     unstable = attempt(lambda: host.log_lines(r"Marking clocksource 'tsc.*' as unstable"))
     name = host.text(path).strip()
     if host.is_bare_metal and name != "tsc" and not name.startswith("arch_sys"):
-        yield warn("clock source", name, "tsc", fix="update the firmware, look in dmesg why tsc was dropped", persists=True,
-                   evidence=[host.at(path), *(host.log_evidence(x) for x in (unstable or [])[:1])])
+        yield warn(
+            "clock source",
+            name,
+            "tsc",
+            fix="update the firmware, look in dmesg why tsc was dropped",
+            persists=True,
+            evidence=[host.at(path), *(host.log_evidence(x) for x in (unstable or [])[:1])],
+        )
     elif unstable and host.is_bare_metal:
-        yield warn("clock source", unstable[-1].text[:120], "a stable tsc", fix="update the firmware", persists=True,
-                   evidence=[host.log_evidence(unstable[-1])])
-
-
+        yield warn(
+            "clock source",
+            unstable[-1].text[:120],
+            "a stable tsc",
+            fix="update the firmware",
+            persists=True,
+            evidence=[host.log_evidence(unstable[-1])],
+        )

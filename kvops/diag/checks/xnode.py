@@ -50,17 +50,28 @@ def settings(host: HostFacts) -> dict[str, str]:
             found[path] = text.strip()
     words = attempt(lambda: host.kernel_words)
     if words is not None:
-        kept = [w for w in words if re.match(r"(intel_iommu|amd_iommu|iommu|pci|hugepages|hugepagesz|default_hugepagesz|isolcpus|numa_balancing|tsc)=", w)]
+        kept = [
+            w
+            for w in words
+            if re.match(
+                r"(intel_iommu|amd_iommu|iommu|pci|hugepages|hugepagesz|default_hugepagesz|isolcpus|numa_balancing|tsc)=",
+                w,
+            )
+        ]
         found["boot options"] = " ".join(sorted(kept)) or "(none of ours)"
     ports = [port for port in attempt(lambda: host.ports) or () if port.active]
-    _join(found, "interface MTU", [attempt(lambda p=p: str(p.need_netdev().mtu)) for p in ports])  # type: ignore[misc]
-    _join(found, "port rate", [attempt(lambda p=p: f"{p.rate.gbps:g}") for p in ports])  # type: ignore[misc]
-    _join(found, "link layer", [attempt(lambda p=p: p.link_layer) for p in ports])  # type: ignore[misc]
-    _join(found, "board", [attempt(lambda p=p: p.device.text("board_id")) for p in ports])  # type: ignore[misc]
-    _join(found, "IOMMU domain", [attempt(lambda p=p: domain_type(p.device.pci)) for p in ports if p.device.pci is not None])  # type: ignore[misc]
+    _join(found, "interface MTU", [attempt(lambda: str(p.need_netdev().mtu)) for p in ports])
+    _join(found, "port rate", [attempt(lambda: f"{p.rate.gbps:g}") for p in ports])
+    _join(found, "link layer", [attempt(lambda: p.link_layer) for p in ports])
+    _join(found, "board", [attempt(lambda: p.device.text("board_id")) for p in ports])
+    _join(
+        found,
+        "IOMMU domain",
+        [attempt(lambda: domain_type(p.device.pci)) for p in ports],
+    )
     for port in ports:
         for netdev in port.wire_netdevs:
-            qos = attempt(lambda netdev=netdev: netdev.qos)  # type: ignore[misc]
+            qos = attempt(lambda: netdev.qos)
             if qos is not None and qos.trust:
                 found["trust"] = qos.trust if found.get("trust", qos.trust) == qos.trust else "mixed"
             if qos is not None and qos.pfc is not None:
@@ -76,7 +87,11 @@ def _join(found: dict[str, str], name: str, values: list[str | None]) -> None:
 
 
 def _odd(
-    name: str, values: dict[str, str], make: Callable[..., Finding], fix: str, evidence: Callable[[str], Evidence | None] | None = None
+    name: str,
+    values: dict[str, str],
+    make: Callable[..., Finding],
+    fix: str,
+    evidence: Callable[[str], Evidence | None] | None = None,
 ) -> Iterator[Finding]:
     """The nodes whose value is not the usual one; the minority is named first."""
     groups: dict[str, list[str]] = {}
@@ -116,7 +131,13 @@ def config_drift(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
         if len(values) < 2:
             continue
         compared += 1
-        path = name if name.startswith("/") else f"/proc/sys/{name[7:].replace('.', '/')}" if name.startswith("sysctl ") else ""
+        path = (
+            name
+            if name.startswith("/")
+            else f"/proc/sys/{name[7:].replace('.', '/')}"
+            if name.startswith("sysctl ")
+            else ""
+        )
         where = (lambda node, path=path: by_name[node].at(path)) if path else None
         yield from _odd(name, values, warn, "set it as the others have it", where)
     if not compared:
@@ -140,7 +161,7 @@ def env_drift(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
         merged: dict[str, set[str]] = {}
         seen = False
         for target in host.targets:
-            environ = attempt(lambda target=target: target.environ)  # type: ignore[misc]
+            environ = attempt(lambda: target.environ)
             if environ is None:
                 continue
             seen = True
@@ -163,8 +184,8 @@ def _gids_alike(nodes: Sequence[HostFacts]) -> bool:
     kinds = {
         (gid.kind, gid.ipv4 is not None, gid.link_local)
         for host in nodes
-        for use in attempt(lambda host=host: host.gid_uses) or ()  # type: ignore[misc]
-        if (gid := attempt(lambda use=use: use.gid)) is not None  # type: ignore[misc]
+        for use in attempt(lambda: host.gid_uses) or ()
+        if (gid := attempt(lambda: use.gid)) is not None
     }
     return len(kinds) == 1
 
@@ -192,10 +213,12 @@ def _rail_of(host: HostFacts) -> dict[str, tuple[str, str]]:
     kind="X",
 )
 def nic_map(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
-    maps = {host.name: found for host in nodes if (found := attempt(lambda host=host: _rail_of(host)))}  # type: ignore[misc]
+    maps = {host.name: found for host in nodes if (found := attempt(lambda: _rail_of(host)))}
     if len(maps) < 2:
         raise Unseen("rails of two nodes (ip addr)", Sight.NOT_COLLECTED)
-    reference = max(maps, key=lambda node: sum(maps[node].items() == other.items() for other in maps.values()))
+    reference = max(
+        maps, key=lambda node: sum(maps[node].items() == other.items() for other in maps.values())
+    )
     by_name = {host.name: host for host in nodes}
     for node, rails in maps.items():
         usual = maps[reference]
@@ -206,8 +229,14 @@ def nic_map(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
         for slot, (name, network) in mine.items():
             other = theirs.get(slot)
             if other is not None and other[1] != network and network in known and other[1] in known:
-                yield fail(f"{node} {name} ({slot})", f"in {network}", f"{other[1]}, as {other[0]} on {reference}",
-                           fix="swap the cables of the two rails, or their addresses", persists=True, evidence=by_name[node].ip_evidence("addr"))
+                yield fail(
+                    f"{node} {name} ({slot})",
+                    f"in {network}",
+                    f"{other[1]}, as {other[0]} on {reference}",
+                    fix="swap the cables of the two rails, or their addresses",
+                    persists=True,
+                    evidence=by_name[node].ip_evidence("addr"),
+                )
 
 
 def pings(host: HostFacts) -> dict[tuple[str, str], bool]:
@@ -222,7 +251,11 @@ def pings(host: HostFacts) -> dict[tuple[str, str], bool]:
         if answer is not None and address is not None and index + 1 < len(argv):
             found[argv[index + 1], str(address)] = answer
     for probe in host.meta.get("probes") or []:
-        if isinstance(probe, dict) and probe.get("probe") == "icmp" and isinstance(probe.get("answered"), bool):
+        if (
+            isinstance(probe, dict)
+            and probe.get("probe") == "icmp"
+            and isinstance(probe.get("answered"), bool)
+        ):
             found[str(probe.get("netdev")), str(probe.get("address"))] = probe["answered"]
     return found
 
@@ -244,7 +277,7 @@ def rail_connectivity(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
         matrix = pings(host)
         if not matrix:
             continue
-        scope = {p.netdev_name for p in attempt(lambda host=host: host.ports) or ()}  # type: ignore[misc]
+        scope = {p.netdev_name for p in attempt(lambda: host.ports) or ()}
         matrix = {key: ok for key, ok in matrix.items() if key[0] in scope or not scope - {None}}
         own = sorted({netdev for netdev, _ in matrix})
         addresses = sorted({address for _, address in matrix})
@@ -258,14 +291,19 @@ def rail_connectivity(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
         each_reaches = all(any(matrix.get((n, a)) for a in live) for n in own)
         if not split or not each_reaches:
             continue
-        affinity = bool(host.targets) and all(attempt(lambda t=t: t.destination_affinity) for t in host.targets)  # type: ignore[misc]
+        affinity = bool(host.targets) and all(attempt(lambda: t.destination_affinity) for t in host.targets)
         first = split[0]
-        evidence = [seen for n in missed[first][:2] if (seen := host.said("ping", "-I", n, first)) is not None]
-        evidence += [t.evidence("environ") for t in host.targets[:1] if attempt(lambda t=t: t.environ) is not None]  # type: ignore[misc]
+        evidence = [
+            seen for n in missed[first][:2] if (seen := host.said("ping", "-I", n, first)) is not None
+        ]
+        evidence += [
+            t.evidence("environ") for t in host.targets[:1] if attempt(lambda: t.environ) is not None
+        ]
         yield finding(
             Outcome.INFO if affinity else Outcome.WARN,
             f"{host.name} {', '.join(own)}",
-            f"only the same rail answers: {first} by {', '.join(reached[first])}, not by {', '.join(missed[first])}",
+            f"only the same rail answers: {first} by {', '.join(reached[first])}, not by "
+            f"{', '.join(missed[first])}",
             "every pair, or MC_ENABLE_DEST_DEVICE_AFFINITY" + (" (it is set)" if affinity else ""),
             fix="export MC_ENABLE_DEST_DEVICE_AFFINITY=1 on all nodes, or route between the rails",
             persists=True,
@@ -317,8 +355,8 @@ def switch_ports(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
         except Unseen as unseen:
             reason = unseen
             continue
-        names = {p.netdev_name for p in attempt(lambda host=host: host.ports) or ()} | {  # type: ignore[misc]
-            n for p in attempt(lambda host=host: host.ports) or () for n in p.own_netdev_names  # type: ignore[misc]
+        names = {p.netdev_name for p in attempt(lambda: host.ports) or ()} | {
+            n for p in attempt(lambda: host.ports) or () for n in p.own_netdev_names
         }
         rails = {name: where for name, where in table.items() if name in names}
         if not rails:
@@ -329,20 +367,39 @@ def switch_ports(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
         for name, where in rails.items():
             planned = plan.get(name) if isinstance(plan, dict) else None
             if isinstance(planned, str) and planned not in (where[0], ":".join(where), " ".join(where)):
-                yield warn(f"{host.name} {name}", f"at {where[0]} {where[1]}", planned, fix="move the cable", persists=True, evidence=evidence)
+                yield warn(
+                    f"{host.name} {name}",
+                    f"at {where[0]} {where[1]}",
+                    planned,
+                    fix="move the cable",
+                    persists=True,
+                    evidence=evidence,
+                )
         groups: dict[str, list[str]] = {}
         for name, (switch, _) in rails.items():
             groups.setdefault(switch, []).append(name)
         crowded = {switch: who for switch, who in groups.items() if len(who) > 1}
         if len(groups) > 1 and crowded and len(set(map(len, groups.values()))) > 1:
             for switch, who in crowded.items():
-                yield warn(f"{host.name} {', '.join(who)}", f"on one switch: {switch}", f"spread over {len(groups)} switches evenly",
-                           fix="move one cable to the switch of its rail", persists=True, evidence=evidence)
+                yield warn(
+                    f"{host.name} {', '.join(who)}",
+                    f"on one switch: {switch}",
+                    f"spread over {len(groups)} switches evenly",
+                    fix="move one cable to the switch of its rail",
+                    persists=True,
+                    evidence=evidence,
+                )
         elif len(groups) == 1 and len(rails) > 1:
             many = len(rails) == 2
-            yield finding(Outcome.WARN if many else Outcome.INFO, f"{host.name} {', '.join(rails)}", f"all on {next(iter(groups))}",
-                          "a switch for each rail", fix="move a cable to another switch, unless one switch is the design", persists=True,
-                          evidence=evidence)
+            yield finding(
+                Outcome.WARN if many else Outcome.INFO,
+                f"{host.name} {', '.join(rails)}",
+                f"all on {next(iter(groups))}",
+                "a switch for each rail",
+                fix="move a cable to another switch, unless one switch is the design",
+                persists=True,
+                evidence=evidence,
+            )
     if not seen:
         if reason is not None:
             raise reason
@@ -363,16 +420,23 @@ def peer_counters(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     dropping: list[str] = []
     seen = False
     for host in nodes:
-        for port in attempt(lambda host=host: host.ports) or ():  # type: ignore[misc]
-            steps = attempt(lambda port=port: port.steps("packet_seq_err", "local_ack_timeout_err"))  # type: ignore[misc]
-            wire = attempt(lambda port=port: port.wire_steps)  # type: ignore[misc]
+        for port in attempt(lambda: host.ports) or ():
+            steps = attempt(lambda: port.steps("packet_seq_err", "local_ack_timeout_err"))
+            wire = attempt(lambda: port.wire_steps)
             seen = seen or steps is not None or wire is not None
             if steps and sum(steps.values()) > 0:
                 losing.append(f"{host.name} {port.label} +{sum(steps.values())}")
-            drops = sum(n for name, n in (wire or {}).items() if name in ("rx_discards_phy", "tx_discards_phy"))
+            drops = sum(
+                n for name, n in (wire or {}).items() if name in ("rx_discards_phy", "tx_discards_phy")
+            )
             if drops > 0:
                 dropping.append(f"{host.name} {port.label} +{drops}")
     if not seen:
         raise Unseen("counters of two nodes over a window", Sight.NOT_COLLECTED)
     if losing and dropping:
-        yield info("; ".join(losing[:4]), f"lost packets; dropped at {'; '.join(dropping[:4])}", "", fix="look at the port that drops")
+        yield info(
+            "; ".join(losing[:4]),
+            f"lost packets; dropped at {'; '.join(dropping[:4])}",
+            "",
+            fix="look at the port that drops",
+        )

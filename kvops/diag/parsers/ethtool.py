@@ -26,7 +26,10 @@ def parse_stats(text: str) -> dict[str, int]:
 
 
 def parse_labels(text: str) -> dict[str, str]:
-    """Read ``Label: value`` lines (``-i``, ``-a``, ``-k``, ``--show-fec``, ``--show-eee``), labels in lower case."""
+    """
+    Read ``Label: value`` lines (``-i``, ``-a``, ``-k``, ``--show-fec``, ``--show-eee``), labels in lower
+    case.
+    """
     labels: dict[str, str] = {}
     for line in text.splitlines():
         label, colon, value = line.partition(":")

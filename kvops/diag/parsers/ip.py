@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import re
 from dataclasses import dataclass, field
 
@@ -20,7 +21,10 @@ def parse_address(text: str) -> Address | None:
 
 
 def parse_network(text: str) -> Network | None:
-    """``default``, ``10.0.0.0/8`` or a bare address; None if it is none. ``default`` needs its family from elsewhere."""
+    """
+    ``default``, ``10.0.0.0/8`` or a bare address; None if it is none. ``default`` needs its family from
+    elsewhere.
+    """
     try:
         return ipaddress.ip_network(text.strip(), strict=False)
     except ValueError:
@@ -105,17 +109,22 @@ class Route:
         return device == self.device or device in self.devices
 
 
-_ROUTE_KINDS = frozenset({"unicast", "local", "broadcast", "multicast", "blackhole", "unreachable", "prohibit", "throw", "anycast"})
+_ROUTE_KINDS = frozenset(
+    {"unicast", "local", "broadcast", "multicast", "blackhole", "unreachable", "prohibit", "throw", "anycast"}
+)
 
 
 def parse_routes(text: str, *, table: str = "main") -> list[Route]:
-    """Read ``ip route show`` (with or without ``table all``); ``nexthop`` lines belong to the route above them."""
+    """
+    Read ``ip route show`` (with or without ``table all``); ``nexthop`` lines belong to the route above
+    them.
+    """
     routes: list[Route] = []
     for line in text.splitlines():
         words = line.split()
         if not words:
             continue
-        options = dict(zip(words, words[1:], strict=False))
+        options = dict(itertools.pairwise(words))
         if words[0] == "nexthop" and routes:
             last = routes[-1]
             routes[-1] = Route(
@@ -172,8 +181,10 @@ def parse_rules(text: str) -> list[Rule]:
         if match is None:
             continue
         words = match[2].split()
-        options = dict(zip(words, words[1:], strict=False))
-        rules.append(Rule(int(match[1]), options.get("from", "all"), options.get("lookup", ""), match[2].strip()))
+        options = dict(itertools.pairwise(words))
+        rules.append(
+            Rule(int(match[1]), options.get("from", "all"), options.get("lookup", ""), match[2].strip())
+        )
     return rules
 
 
@@ -195,8 +206,10 @@ def parse_neighbours(text: str) -> list[Neighbour]:
         address = parse_address(words[0]) if words else None
         if address is None:
             continue
-        options = dict(zip(words, words[1:], strict=False))
-        neighbours.append(Neighbour(address, options.get("dev", ""), options.get("lladdr", ""), words[-1].upper()))
+        options = dict(itertools.pairwise(words))
+        neighbours.append(
+            Neighbour(address, options.get("dev", ""), options.get("lladdr", ""), words[-1].upper())
+        )
     return neighbours
 
 
@@ -217,10 +230,13 @@ def parse_nstat(text: str) -> dict[str, int]:
 
 
 def parse_netstat_ext(text: str) -> dict[str, int]:
-    """Read /proc/net/netstat: pairs of lines, names above values; keys as nstat has them (``TcpExtIPReversePathFilter``)."""
+    """
+    Read /proc/net/netstat: pairs of lines, names above values; keys as nstat has them
+    (``TcpExtIPReversePathFilter``).
+    """
     values: dict[str, int] = {}
     lines = text.splitlines()
-    for names, numbers in zip(lines, lines[1:], strict=False):
+    for names, numbers in itertools.pairwise(lines):
         head, _, rest = names.partition(":")
         head2, _, rest2 = numbers.partition(":")
         if head == head2 and head:

@@ -130,7 +130,9 @@ def parse_gpu_memory(text: str) -> list[GpuMemory]:
         body = bar[1] if bar else ""
         total, free = (re.search(rf"{w}\s*:\s*(\d{{1,9}}) MiB", body, re.ASCII) for w in ("Total", "Free"))
         if total and free:
-            gpus.append(GpuMemory(normal_bdf(block.split("\n", 1)[0]), int(total[1]) << 20, int(free[1]) << 20))
+            gpus.append(
+                GpuMemory(normal_bdf(block.split("\n", 1)[0]), int(total[1]) << 20, int(free[1]) << 20)
+            )
     return gpus
 
 

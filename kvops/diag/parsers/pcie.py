@@ -48,7 +48,9 @@ class PciText:
     @property
     def port_type(self) -> str:
         """``Root Port``, ``Upstream Port``, ``Downstream Port``, ``Endpoint`` or empty."""
-        found = re.search(r"Express \(v\d\) ((?:Root|Upstream|Downstream) Port|(?:Legacy )?Endpoint)", self.body)
+        found = re.search(
+            r"Express \(v\d\) ((?:Root|Upstream|Downstream) Port|(?:Legacy )?Endpoint)", self.body
+        )
         return found[1] if found else ""
 
     @property

@@ -29,7 +29,7 @@ def parse_limits(text: str) -> dict[str, tuple[int, int]]:
 
 
 def parse_fields(text: str) -> dict[str, str]:
-    """Read ``key:\\tvalue`` lines (status, meminfo); keys are unique, the last one wins."""
+    r"""Read ``key:\\tvalue`` lines (status, meminfo); keys are unique, the last one wins."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         key, colon, value = line.partition(":")
@@ -61,7 +61,11 @@ def parse_environ(text: str) -> dict[str, str]:
 
 def parse_modules(text: str) -> dict[str, str]:
     """Read /proc/modules as name → the rest of the line."""
-    return {line.split()[0].replace("-", "_"): line.partition(" ")[2] for line in text.splitlines() if line.split()}
+    return {
+        line.split()[0].replace("-", "_"): line.partition(" ")[2]
+        for line in text.splitlines()
+        if line.split()
+    }
 
 
 def parse_size(text: str) -> int:
@@ -73,7 +77,7 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([kKmMgGtT]?)(?:i?[bB])?\s*", text, re.ASCII)
     if match is None:
         raise bad("size", text)
-    scale = 1024 ** " kmgt".index(match[2].lower() or " ")
+    scale = 1 << 10 * " kmgt".index(match[2].lower() or " ")
     return int(float(match[1]) * scale) if "." in match[1] else int(match[1]) * scale
 
 
@@ -101,7 +105,9 @@ def parse_numa_maps(text: str) -> list[Mapping]:
             continue
         page = re.search(r"kernelpagesize_kB=(\d{1,9})", line, re.ASCII)
         page_bytes = int(page[1]) * 1024 if page else 4096
-        nodes = {int(n): int(c) * page_bytes for n, c in re.findall(r"\bN(\d{1,4})=(\d{1,15})\b", line, re.ASCII)}
+        nodes = {
+            int(n): int(c) * page_bytes for n, c in re.findall(r"\bN(\d{1,4})=(\d{1,15})\b", line, re.ASCII)
+        }
         name = next((word.removeprefix("file=") for word in words if word.startswith("file=")), "")
         mappings.append(Mapping(words[1], name, "huge" in words[2:], page_bytes, nodes))
     return mappings
@@ -152,14 +158,17 @@ def parse_mount_size(options: dict[str, str], memory_bytes: int | None) -> int |
         return memory_bytes // 2 if memory_bytes is not None else None
     if match[2] == "%":
         return memory_bytes * int(match[1]) // 100 if memory_bytes is not None else None
-    return int(match[1]) * 1024 ** " kmg".index(match[2].lower() or " ")
+    return int(match[1]) << 10 * " kmg".index(match[2].lower() or " ")
 
 
 def parse_udp_ports(text: str) -> list[tuple[int, int]]:
     """Read /proc/net/udp (or tcp) as (local port, inode)."""
     ports = []
     for line in text.splitlines():
-        match = re.match(r"\s*\d+:\s+[0-9A-Fa-f]+:([0-9A-Fa-f]{4})\s+\S+\s+\S+\s+\S+\s+\S+\s+\S+\s+\d+\s+\d+\s+(\d{1,12})", line)
+        match = re.match(
+            r"\s*\d+:\s+[0-9A-Fa-f]+:([0-9A-Fa-f]{4})\s+\S+\s+\S+\s+\S+\s+\S+\s+\S+\s+\d+\s+\d+\s+(\d{1,12})",
+            line,
+        )
         if match is not None:
             ports.append((int(match[1], 16), int(match[2])))
     return ports

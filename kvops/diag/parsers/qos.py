@@ -69,7 +69,10 @@ def parse_dcb_pfc(text: str) -> list[bool]:
 
 
 def parse_dcb_app(text: str) -> dict[int, int]:
-    """Read ``dcb app show dev X``: ``dscp-prio 26:3 48:6`` as DSCP → priority; names (``AF31``) are passed over."""
+    """
+    Read ``dcb app show dev X``: ``dscp-prio 26:3 48:6`` as DSCP → priority; names (``AF31``) are passed
+    over.
+    """
     table: dict[int, int] = {}
     for match in re.finditer(r"dscp-prio\s+([^\n]*)", text):
         for dscp, priority in re.findall(r"\b(\d{1,2}):([0-7])\b", match[1], re.ASCII):
@@ -78,7 +81,10 @@ def parse_dcb_app(text: str) -> dict[int, int]:
 
 
 def parse_lldp_pfc(text: str) -> frozenset[int] | None:
-    """Priorities named in the ``PFC TLV`` block of lldptool (ours or the neighbour's); None without such a block."""
+    """
+    Priorities named in the ``PFC TLV`` block of lldptool (ours or the neighbour's); None without such a
+    block.
+    """
     match = re.search(r"PFC[^\n]*TLV(.*?)(?:\n\S|\Z)", text, re.DOTALL)
     if match is None:
         match = re.search(r"((?:Enabled|PFC)[^\n]*)", text)

@@ -33,7 +33,9 @@ def parse_ibv_devinfo(text: str) -> dict[str, DevInfo]:
         if label == "hca_id":
             device = devices.setdefault(value, DevInfo())
             labels = device.labels
-        elif label == "port" and value.isascii() and value.isdigit() and len(value) < 4 and device is not None:
+        elif (
+            label == "port" and value.isascii() and value.isdigit() and len(value) < 4 and device is not None
+        ):
             labels = device.ports.setdefault(int(value), {})
         elif device is not None:
             labels[label] = value
@@ -70,7 +72,9 @@ def parse_links(text: str) -> dict[tuple[str, int], dict[str, str]]:
     """Read ``rdma link show``: ``link mlx5_0/1 state ACTIVE physical_state LINK_UP netdev ens1``."""
     links: dict[tuple[str, int], dict[str, str]] = {}
     for line in text.splitlines():
-        match = re.match(r"(?:link|\d+/\d+:) ?([^/\s]+)/(\d{1,3})(?: subnet_prefix \S+)?:? (.*)", line, re.ASCII)
+        match = re.match(
+            r"(?:link|\d+/\d+:) ?([^/\s]+)/(\d{1,3})(?: subnet_prefix \S+)?:? (.*)", line, re.ASCII
+        )
         if match is not None:
             words = match[3].split()
             links[match[1], int(match[2])] = dict(zip(words[::2], words[1::2], strict=False))

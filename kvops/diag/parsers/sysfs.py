@@ -58,7 +58,9 @@ def parse_rate(text: str) -> Rate:
 
     Source: /sys/class/infiniband/<device>/ports/<port>/rate
     """
-    match = re.match(r"\s*(\d{1,6}(?:\.\d{1,3})?)\s*Gb/sec(?:\s*\((\d{1,2})X\s*([A-Z0-9]*)\))?", text, re.ASCII)
+    match = re.match(
+        r"\s*(\d{1,6}(?:\.\d{1,3})?)\s*Gb/sec(?:\s*\((\d{1,2})X\s*([A-Z0-9]*)\))?", text, re.ASCII
+    )
     if match is None:
         raise bad("rate", text)
     return Rate(float(match[1]), int(match[2] or 0), match[3] or "")
@@ -88,7 +90,7 @@ def parse_link_speed(text: str) -> float | None:
 
 
 def pcie_gbps(speed_gts: float, width: int) -> float:
-    """Raw bandwidth of a PCIe link after line coding (8b/10b up to 5 GT/s, 128b/130b from 8 GT/s), in Gbit/s."""
+    """Raw Gbit/s of a PCIe link after line coding: 8b/10b up to 5 GT/s, 128b/130b from 8 GT/s."""
     return speed_gts * width * (0.8 if speed_gts < 8 else 128 / 130)
 
 
@@ -109,7 +111,7 @@ def parse_cpulist(text: str) -> frozenset[int]:
 
 
 def parse_named_counts(text: str) -> dict[str, int]:
-    """Read ``"RxErr 0\\nTOTAL_ERR_COR 0"`` (AER) or ``"oom_kill 3"`` (cgroup events)."""
+    r"""Read ``"RxErr 0\\nTOTAL_ERR_COR 0"`` (AER) or ``"oom_kill 3"`` (cgroup events)."""
     counts: dict[str, int] = {}
     for line in text.splitlines():
         words = line.split()
