@@ -15,6 +15,7 @@ Every exception kvops raises on purpose.
     ├── Refused               a guard, a limit or a state forbids it                                    exit 5
     │   ├── NoSpace           the pool has no room for the object
     │   └── AlreadyRunning    the group runs already
+    ├── StartFailed           a process ended while starting; carries its last log lines
     ├── LeftBehind            something is half done and needs a person                                 exit 4
     └── WireError             a frame breaks the protocol; the connection is closed
 """
@@ -88,6 +89,21 @@ class NoSpace(Refused):
 
 class AlreadyRunning(Refused):
     """The group runs already."""
+
+
+class StartFailed(KvopsError):
+    """
+    A process ended while starting, and whatever was started with it has been stopped again.
+
+    The exit code is the process's own where that says more than "no": bad file 2, port in use 5, bug 70.
+    """
+
+    def __init__(
+        self, what: str, *, fix: str, log_lines: list[str] | None = None, exit_code: int = 1
+    ) -> None:
+        super().__init__(what, fix=fix)
+        self.log_lines = log_lines or []
+        self.exit_code = exit_code
 
 
 class LeftBehind(KvopsError):

@@ -17,9 +17,8 @@ The wire's frames: a checked header, a body of packed arrays or msgpack, and raw
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from kvops.errors import WireError
@@ -80,8 +79,7 @@ def reply(kind: int) -> int:
     return kind + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One decoded header."""
 
     kind: int
@@ -111,7 +109,9 @@ def unpack_header(data: bytes | bytearray | memoryview) -> Frame:
     """
     magic, version, kind, body_bytes, request, payload_bytes, flags, crc = HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise WireError(f"not a kvops frame: starts with {magic!r}", fix="check that the address is a kvops port")
+        raise WireError(
+            f"not a kvops frame: starts with {magic!r}", fix="check that the address is a kvops port"
+        )
     if crc32(memoryview(data)[:28]) != crc:
         raise WireError("a frame's header is damaged: its checksum does not fit", fix="")
     if not VERSION_MIN <= version <= VERSION:
@@ -120,7 +120,9 @@ def unpack_header(data: bytes | bytearray | memoryview) -> Frame:
             fix="upgrade one side: neighbouring versions work together",
         )
     if flags & _FLAGS_MUST_UNDERSTAND:
-        raise WireError(f"a frame with unknown must-understand flags {flags & _FLAGS_MUST_UNDERSTAND:#x}", fix="")
+        raise WireError(
+            f"a frame with unknown must-understand flags {flags & _FLAGS_MUST_UNDERSTAND:#x}", fix=""
+        )
     if body_bytes > BODY_BYTES_MAX or payload_bytes > PAYLOAD_BYTES_MAX:
         raise WireError(
             f"a frame of {body_bytes} B body and {payload_bytes} B payload;"

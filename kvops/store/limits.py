@@ -18,7 +18,9 @@ CONNECT_TIMEOUT_MS: Final = 1_000
 HANDSHAKE_TIMEOUT_MS: Final = 2_000
 
 # Counts.
-KEYS_PER_BATCH_MAX: Final = 65_536
+KEYS_PER_BATCH_MAX: Final = 65_536  # of one call of a client, which cuts it into frames
+KEYS_PER_FRAME_MAX: Final = 4_096  # about 0.4 ms of the master's loop
+PUTS_PER_FRAME_MAX: Final = 128  # likewise
 STORE_COUNT_MAX: Final = 65_535  # a store id is a u16, 0 is never given
 REPLICAS_MAX: Final = 8
 DEPTH_MAX: Final = 65_535
@@ -28,13 +30,17 @@ KEY_BYTES_MAX: Final = 1_024  # UTF-8 of one key
 
 # Sizes, in bytes.
 OBJECT_BYTES_MAX: Final = GIB
-CHUNK_BYTES: Final = 128 * KIB  # one digest of the trailer covers this much payload
+# One digest of the trailer covers this much payload. xxhash drops the GIL above 64 KiB, then waits for it behind
+# other threads: beside one busy thread 128 KiB chunks are hashed at 0.09 GB/s, 64 KiB at 9.4, alone both at 9–13.
+CHUNK_BYTES: Final = 64 * KIB
 PART_CHUNK_BYTES: Final = 4 * KIB  # … of an object that several ranks write; parts are aligned to it
 ALIGN_BYTES: Final = 64  # every object starts on a cache line
 BODY_BYTES_MAX: Final = 8 * MIB  # of one frame
 COPY_BYTES_MAX: Final = MIB  # one memcpy holds the GIL: look at the deadline after this much
 
-assert LEASE_MARGIN_MS < LEASE_TTL_MS < STORE_TTL_MS < PUT_TTL_MS, "a reader's lease ends before its store is given up"
+assert LEASE_MARGIN_MS < LEASE_TTL_MS < STORE_TTL_MS < PUT_TTL_MS, (
+    "a reader's lease ends before its store is given up"
+)
 assert BEAT_INTERVAL_MS * 4 <= STORE_TTL_MS, "one lost beat is no death"
-assert KEYS_PER_BATCH_MAX * 72 <= BODY_BYTES_MAX, "the largest batch fits a frame"
+assert KEYS_PER_FRAME_MAX * 72 <= BODY_BYTES_MAX, "the largest batch fits a frame"
 assert CHUNK_BYTES % PART_CHUNK_BYTES == 0

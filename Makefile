@@ -1,0 +1,46 @@
+# make demo   a pool on this machine serves a request trace and loses a store on the way
+# make test   everything CI checks: formatting, lint, types, tests
+# Each makes its own virtual environment in .venv; all they need is Python 3.11 or newer with venv.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test lint types pytest bench proto clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+$(STAMP): pyproject.toml kvops/__init__.py
+	@echo "[set-up]   virtual environment (first time, about 40 s)"
+	@$(PYTHON) -c 'import sys; sys.exit("kvops needs Python 3.11 or newer, not " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/kvops demo
+
+test: lint types pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+pytest: $(STAMP)
+	$(BIN)/pytest
+
+bench: $(STAMP)
+	$(BIN)/kvops bench all --quick
+
+# Regenerates kvops/proto; the result is committed.
+proto: $(STAMP)
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=kvops/proto --pyi_out=kvops/proto --grpc_python_out=kvops/proto $$(find proto -name '*.proto')
+
+clean:
+	rm -rf $(VENV) build dist demo

@@ -1,0 +1,7 @@
+"""``python -m kvops`` is ``kvops``."""
+
+import sys
+
+from kvops.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,152 @@
+"""``kvops start``: a group on this machine, ready for use."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from kvops.cli import options
+from kvops.cli.clients import look
+from kvops.cli.context import Target, resolve
+from kvops.cli.options import ADDRESS, SIZE_BYTES, Settings
+from kvops.cli.output import Output
+from kvops.cli.status import show
+from kvops.errors import AlreadyRunning, Refused, UsageError
+from kvops.fleet.local import StartPlan
+from kvops.fleet.preflight import human_bytes, memory_notes, read_memory_facts
+
+READY_TIMEOUT_S: Final = 30.0
+READY_TIMEOUT_S_PER_GIB: Final = 2.0  # populating memory on a busy machine
+
+
+@options.command("start")
+@click.option("--masters", type=click.IntRange(1), default=1, show_default=True, help="Masters.")
+@click.option(
+    "--stores",
+    type=click.IntRange(0, 64),
+    default=1,
+    show_default=True,
+    help="Store nodes, each its own logical host.",
+)
+@click.option(
+    "--segment-size", type=SIZE_BYTES, default="1GiB", show_default=True, help="Memory of each store."
+)
+@click.option(
+    "--placement",
+    type=click.Choice(["local-first", "random"]),
+    default="local-first",
+    show_default=True,
+    help="Which stores a put goes to.",
+)
+@click.option(
+    "--transports",
+    multiple=True,
+    metavar="LIST",
+    default=["shm,tcp"],
+    show_default=True,
+    help="What stores offer.",
+)
+@click.option(
+    "--listen", type=ADDRESS, default="127.0.0.1:0", show_default=True, help="The master's wire; port 0: any."
+)
+@click.option("--control", type=ADDRESS, default="127.0.0.1:0", show_default=True, help="The master's gRPC.")
+@click.option(
+    "--http", type=ADDRESS, default="127.0.0.1:0", show_default=True, help="The master's /metrics and /ready."
+)
+@click.option(
+    "--backend", type=click.Choice(["native"]), default="native", show_default=True, help="What to run."
+)
+@click.option("--dry-run", is_flag=True, help="Print the exact steps and do nothing.")
+@click.pass_obj
+def command(
+    settings: Settings,
+    masters: int,
+    stores: int,
+    segment_size: int,
+    placement: str,
+    transports: tuple[str, ...],
+    listen: str,
+    control: str,
+    http: str,
+    backend: str,
+    dry_run: bool,
+) -> int:
+    r"""
+    Start a group on this machine; returns when it is ready, and shows it as status does.
+
+    When a member does not come up, or on Ctrl-C, everything that was started is stopped again.
+    A group that runs already is shown and left alone (exit code 5).
+
+    \b
+    Examples:
+      kvops start
+      kvops start --stores 3 --segment-size 4GiB --listen 127.0.0.1:7800
+      kvops -g other start --stores 2
+    """
+    from kvops.cli.units import split_list
+    from kvops.store.config import SEGMENT_ALIGN_BYTES, SEGMENT_SIZE_BYTES_MIN, TRANSPORTS
+
+    if masters > 1:
+        raise Refused(
+            f"{masters} masters need etcd to elect a leader, which this version cannot use",
+            fix="use --masters 1",
+        )
+    if segment_size < SEGMENT_SIZE_BYTES_MIN or segment_size % SEGMENT_ALIGN_BYTES:
+        raise UsageError(
+            f"a segment cannot have {segment_size:,} B",
+            fix=f"use a multiple of {SEGMENT_ALIGN_BYTES} B, at least {human_bytes(SEGMENT_SIZE_BYTES_MIN)}",
+        )
+    wanted = split_list(transports)
+    unknown = [name for name in wanted if name not in TRANSPORTS]
+    if unknown or not wanted:
+        raise UsageError(
+            f"unknown transport {', '.join(unknown) or '(none)'}", fix=f"use some of {', '.join(TRANSPORTS)}"
+        )
+    plan = StartPlan(
+        stores=stores,
+        segment_size_bytes=segment_size,
+        placement=placement,
+        transports=tuple(wanted),
+        listen=listen,
+        control=control,
+        http=http,
+    )
+    out = Output(settings)
+    target = resolve(settings, starting=True)
+    local = target.require_local()
+    if dry_run:
+        steps = local.steps(plan)
+        if out.structured:
+            out.document({"group": target.name, "dry_run": True, "steps": steps})
+            return 0
+        out.header(target.label, "would do, in this order:")
+        for step in steps:
+            click.echo(f"  {step}" if out.human else step)
+        return 0
+    for note in (
+        memory_notes(read_memory_facts(), segment_size_bytes=segment_size) if settings.verbose else ()
+    ):
+        out.note(f"note: {note}")
+    gib = stores * segment_size / (1 << 30)
+    timeout_s = settings.timeout_s(READY_TIMEOUT_S + READY_TIMEOUT_S_PER_GIB * gib)
+    try:
+        local.start(plan, timeout_s=timeout_s, tell=lambda name, text: out.note(f"{name:<10} {text}"))
+    except AlreadyRunning as error:
+        target = resolve(settings)
+        problem = {
+            "kind": "AlreadyRunning",
+            "what": error.what,
+            "fix": error.fix,
+            "exit_code": error.exit_code,
+        }
+        show(out, target, look(target, timeout_s=2.0), error=problem)
+        if out.structured:
+            return error.exit_code  # the one document holds both
+        raise
+    return _show_started(out, settings)
+
+
+def _show_started(out: Output, settings: Settings) -> int:
+    target: Target = resolve(settings)
+    return show(out, target, look(target, timeout_s=5.0))

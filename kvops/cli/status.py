@@ -1,0 +1,122 @@
+"""``kvops status``: is the pool healthy, and what is in it?"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+
+from kvops.cli import options
+from kvops.cli.clients import look
+from kvops.cli.context import Target, resolve
+from kvops.cli.options import Settings
+from kvops.cli.output import Column, Output
+from kvops.cli.units import human_age
+from kvops.fleet.health import Health, Judgement, Reason
+from kvops.fleet.preflight import human_bytes
+
+EXIT_CODES: Final = {Health.HEALTHY: 0, Health.DEGRADED: 1, Health.DOWN: 3}
+WAIT_PAUSE_S: Final = 0.2  # between looks with --wait
+
+COLUMNS: Final = (
+    Column("name"),
+    Column("role"),
+    Column("host"),
+    Column("state"),
+    Column("objects", "count"),
+    Column("used_bytes", "bytes"),
+    Column("capacity_bytes", "bytes"),
+    Column("address"),
+    Column("pid"),
+    Column("term", wide=True),
+    Column("numa_node", wide=True),
+    Column("transports", "list", wide=True),
+    Column("control", wide=True),
+    Column("http", wide=True),
+)
+
+
+@options.command("status")
+@click.option(
+    "--wait", type=click.Choice(["healthy"]), help="Wait until it is, up to --timeout (default 60s)."
+)
+@click.pass_obj
+def command(settings: Settings, wait: str | None) -> int:
+    r"""
+    Is the pool healthy, and what is in it? The worst comes first.
+
+    Exit code 0: healthy. 1: degraded. 3: down, or not healthy in time.
+
+    \b
+    Examples:
+      kvops status
+      kvops status --wait healthy --timeout 60s -o json
+    """
+    out = Output(settings)
+    if wait is None:
+        return show(out, resolve(settings), look(resolve(settings), timeout_s=settings.timeout_s()))
+    deadline = time.monotonic() + settings.timeout_s(60.0)
+    pause = threading.Event()
+    while True:
+        target = resolve(settings)
+        left_s = deadline - time.monotonic()
+        judgement = look(target, timeout_s=max(0.1, min(2.0, left_s)))
+        if judgement.health is Health.HEALTHY or left_s <= WAIT_PAUSE_S:
+            break
+        pause.wait(WAIT_PAUSE_S)
+    code = show(out, target, judgement)
+    return code if code == 0 else EXIT_CODES[Health.DOWN]
+
+
+def show(out: Output, target: Target, judgement: Judgement, **more: Any) -> int:
+    """Print a judgement and return the exit code; ``more`` keys go into the JSON document."""
+    document = judgement.document() | more
+    if out.structured:
+        out.document(document)
+        return EXIT_CODES[judgement.health]
+    out.header(target.label, f"{out.state(str(judgement.health))}  {_summary(judgement)}")
+    now = datetime.now(UTC)
+    for reason in judgement.reasons:
+        out.line(f"  {out.state(reason.code.partition('.')[2]):<10}  {_reason_text(reason, now)}")
+    rows = [row | {"role": "master"} for row in judgement.masters]
+    out.table(COLUMNS, [*rows, *(row | {"role": "store"} for row in judgement.stores)])
+    if not out.settings.quiet:
+        out.line(f"next: {_next(target, judgement)}")
+    return EXIT_CODES[judgement.health]
+
+
+def _summary(judgement: Judgement) -> str:
+    counts = [
+        f"{len(rows)} {word}{'' if len(rows) == 1 else 's'}"
+        for word, rows in (("master", judgement.masters), ("store", judgement.stores))
+    ]
+    share = f" ({judgement.used_bytes / judgement.capacity_bytes:.0%})" if judgement.capacity_bytes else ""
+    return ", ".join(
+        [
+            *counts,
+            f"{judgement.objects:,} objects",
+            f"{human_bytes(judgement.used_bytes)} of {human_bytes(judgement.capacity_bytes)}{share}",
+        ]
+    )
+
+
+def _reason_text(reason: Reason, now: datetime) -> str:
+    text = f"{reason.subject}: {reason.text}"
+    if reason.since:
+        since = datetime.fromisoformat(reason.since)
+        age = human_age(max(0.0, (now - since).total_seconds()))
+        text += f", since {since:%Y-%m-%d %H:%M:%S} UTC ({age} ago)"
+    return text
+
+
+def _next(target: Target, judgement: Judgement) -> str:
+    group = "" if target.name == "local" else f" -g {target.name}"
+    for reason in judgement.reasons:
+        if reason.next:
+            return reason.next.replace("kvops", f"kvops{group}", 1)
+    if judgement.health is Health.DOWN and target.local is not None:
+        return f"kvops{group} start"
+    return f"kvops{group} object stats" if judgement.health is Health.HEALTHY else f"kvops{group} events"

@@ -1,0 +1,291 @@
+"""
+Is a group healthy? A pure judgement of what its processes and its masters say.
+
+Healthy: a leader answers and every store serves. Degraded: clients are served, but something that should be
+there is not. Down: no leader answers, or no store serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from kvops.store.model import Event, MasterStatus, StoreInfo
+
+
+class Health(StrEnum):
+    """The answer of ``kvops status``."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    DOWN = "down"
+
+
+class Life(StrEnum):
+    """What is known of a process from outside."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"  # by SIGSTOP or a debugger: alive, answers nothing
+    ENDED = "ended"
+    UNKNOWN = "unknown"  # on another machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A process that the group should have."""
+
+    name: str
+    role: str
+    host: str = ""
+    numa_node: int = 0
+    pid: int = 0
+    life: Life = Life.UNKNOWN
+    address: str = ""
+    control: str = ""
+    http: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why a group is not healthy."""
+
+    code: str
+    subject: str
+    text: str
+    since: str | None = None  # RFC 3339, UTC
+    next: str = ""  # the command to run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What ``kvops status`` shows."""
+
+    group: str
+    environment: str
+    health: Health
+    reasons: list[Reason]
+    masters: list[dict[str, Any]]
+    stores: list[dict[str, Any]]
+    clients: list[dict[str, Any]] = field(default_factory=list)
+    objects: int = 0
+    used_bytes: int = 0
+    capacity_bytes: int = 0
+    evicted_total: int = 0
+    unseen: list[str] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON gives it."""
+        return {
+            "group": self.group,
+            "environment": self.environment,
+            "backend": "native",
+            "health": str(self.health),
+            "reasons": [
+                {"code": one.code, "subject": one.subject, "since": one.since, "text": one.text}
+                for one in self.reasons
+            ],
+            "masters": self.masters,
+            "stores": self.stores,
+            "clients": self.clients,
+            "holds": [],
+            "objects": self.objects,
+            "used_bytes": self.used_bytes,
+            "capacity_bytes": self.capacity_bytes,
+            "evicted_total": self.evicted_total,
+            "unseen": self.unseen,
+        }
+
+
+# The worst first: how much of the pool an operator loses by it.
+_STATE_RANK: Final = {
+    "down": 0,
+    "stopped": 1,
+    "gone": 2,
+    "unmounted": 3,
+    "suspected": 4,
+    "unseen": 5,
+    "draining": 6,
+    "announcing": 7,
+}
+# Of StoreState, by their text: judging must not load the store's numpy. An announcing store serves reads.
+_SERVING: Final = ("ready", "announcing")
+_STORE_TEXT: Final = {
+    "down": "its process ended",
+    "stopped": "its process is stopped by a signal",
+    "gone": "the master gave it up",
+    "unmounted": "it runs, but the master does not know it",
+    "suspected": "it is silent, or clients reported it",
+    "draining": "it is being drained",
+    "announcing": "its slot table is still being read",
+}
+
+
+def last_change(events: Iterable[Event]) -> dict[str, str]:
+    """When each subject last changed, from events oldest first."""
+    return {event.subject: event.time for event in events}
+
+
+def judge(
+    *,
+    group: str,
+    environment: str,
+    known: Sequence[Known],
+    answers: Mapping[str, MasterStatus],
+    since: Mapping[str, str],
+    stopped_since: str | None = None,
+) -> Judgement:
+    """
+    Judge a group.
+
+    Args:
+        group: Its name.
+        environment: Where it runs.
+        known: The processes it should have; for a group elsewhere, its masters alone.
+        answers: What masters said, by the names in ``known``; those that did not answer are missing.
+        since: When each subject last changed.
+        stopped_since: When a group that was stopped on purpose was stopped.
+    """
+    reasons: list[Reason] = []
+    unseen: list[str] = []
+    masters = []
+    for one in (one for one in known if one.role == "master"):
+        status = answers.get(one.name)
+        masters.append(_master_row(one, status))
+        if status is not None:
+            continue
+        unseen.append(one.name)
+        reasons.append(_master_reason(one, since))
+    leaders = [status for status in answers.values() if status.role == "leader"]
+    leader = max(leaders, key=lambda status: status.term, default=None)
+    if leader is None and answers:
+        reasons.append(Reason(code="master.no_leader", subject=group, text="no master leads"))
+
+    mounted = _newest_mounts(leader.stores) if leader is not None else {}
+    by_name = {one.name: one for one in known if one.role == "store"}
+    # A master remembers stores of the group's former life for a while; where the members are known, such a one is
+    # of interest only if it serves.
+    strangers = [name for name, info in mounted.items() if not by_name or info.state in _SERVING]
+    names = dict.fromkeys([*by_name, *strangers])
+    stores = [_store_row(name, by_name.get(name), mounted.get(name), leader) for name in names]
+    for row in stores:
+        state = row["state"]
+        row["since"] = since.get(row["name"])
+        if state == "unseen":
+            unseen.append(row["name"])
+        elif state in _STORE_TEXT:
+            follow = f"kvops restart {row['name']}" if state == "down" else f"kvops logs {row['name']}"
+            reasons.append(
+                Reason(
+                    code=f"store.{state}",
+                    subject=row["name"],
+                    text=_STORE_TEXT[state],
+                    since=since.get(row["name"]),
+                    next=follow if row["name"] in by_name else "",
+                )
+            )
+    if leader is not None and leader.breaker_open:
+        reasons.append(
+            Reason(
+                code="breaker.open", subject=group, text="clients work without the pool", next="kvops events"
+            )
+        )
+    serving = [row for row in stores if row["state"] in _SERVING]
+    if not known:
+        reasons = [Reason(code="group.not_started", subject=group, text="it was never started here")]
+    if stopped_since is not None and not any(one.life is Life.RUNNING for one in known):
+        reasons = [Reason(code="group.stopped", subject=group, text="it was stopped", since=stopped_since)]
+        unseen = []
+    health = Health.DEGRADED if reasons else Health.HEALTHY
+    if leader is None or (stores and not serving):
+        health = Health.DOWN
+    stores.sort(key=lambda row: _STATE_RANK.get(row["state"], 99))  # stable: names keep their order otherwise
+    return Judgement(
+        group=group,
+        environment=environment,
+        health=health,
+        reasons=reasons,
+        masters=masters,
+        stores=stores,
+        clients=[
+            {"name": one.name, "host": one.host, "pid": one.pid, "connections": one.connections}
+            for one in (leader.clients if leader is not None else [])
+        ],
+        objects=leader.objects if leader is not None else 0,
+        used_bytes=leader.used_bytes if leader is not None else 0,
+        capacity_bytes=leader.capacity_bytes if leader is not None else 0,
+        evicted_total=leader.evicted_total if leader is not None else 0,
+        unseen=unseen,
+    )
+
+
+def _newest_mounts(stores: Iterable[StoreInfo]) -> dict[str, StoreInfo]:
+    """One mount a store: the newest that is not gone, else the newest."""
+    found: dict[str, StoreInfo] = {}
+    for store in sorted(stores, key=lambda store: (store.state != "gone", store.id)):
+        found[store.name] = store
+    return found
+
+
+def _master_reason(one: Known, since: Mapping[str, str]) -> Reason:
+    when = since.get(one.name)
+    if one.life is Life.ENDED:
+        text, follow, code = "its process ended", f"kvops restart {one.name}", "master.down"
+    elif one.life is Life.STOPPED:
+        text, follow, code = "its process is stopped by a signal", f"kill -CONT {one.pid}", "master.stopped"
+    else:
+        text, follow, code = "it did not answer in time", f"kvops logs {one.name}", "master.unseen"
+        if one.life is Life.UNKNOWN:
+            follow = ""
+    return Reason(code=code, subject=one.name, text=text, since=when, next=follow)
+
+
+def _master_row(one: Known, status: MasterStatus | None) -> dict[str, Any]:
+    if status is None:
+        state = {Life.ENDED: "down", Life.STOPPED: "stopped"}.get(one.life, "unseen")
+        role, term, lag = None, None, None
+    else:
+        state, role, term, lag = status.role, status.role, status.term, 0
+    return {
+        "name": status.name if status is not None else one.name,
+        "address": one.address or (status.address if status is not None else ""),
+        "pid": status.pid if status is not None else one.pid or None,
+        "host": status.host if status is not None else one.host,
+        "role": role,
+        "term": term,
+        "lag": lag,
+        "state": state,
+        "control": one.control,
+        "http": one.http,
+        "uptime_s": round(status.uptime_s, 1) if status is not None else None,
+    }
+
+
+def _store_row(
+    name: str, one: Known | None, info: StoreInfo | None, leader: MasterStatus | None
+) -> dict[str, Any]:
+    life = one.life if one is not None else Life.UNKNOWN
+    if life is Life.ENDED:
+        state = "down"
+    elif life is Life.STOPPED:
+        state = "stopped"
+    elif info is not None:
+        state = str(info.state)
+    else:
+        state = "unmounted" if leader is not None else "unseen"
+    return {
+        "name": name,
+        "address": info.address if info is not None else (one.address if one is not None else ""),
+        "pid": (one.pid if one is not None else info.pid if info is not None else 0) or None,
+        "host": info.host if info is not None else (one.host if one is not None else ""),
+        "numa_node": info.numa_node if info is not None else (one.numa_node if one is not None else 0),
+        "state": state,
+        "capacity_bytes": info.capacity_bytes if info is not None else 0,
+        "populated_bytes": info.populated_bytes if info is not None else 0,
+        "used_bytes": info.used_bytes if info is not None else 0,
+        "objects": info.objects if info is not None else 0,
+        "transports": list(info.transports) if info is not None else [],
+        "http": info.http_address if info is not None else (one.http if one is not None else ""),
+    }

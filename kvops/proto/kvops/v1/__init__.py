@@ -1,0 +1,1 @@
+"""Generated: the control plane, version 1."""

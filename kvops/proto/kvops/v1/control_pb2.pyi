@@ -1,0 +1,162 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PlacementPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLACEMENT_POLICY_UNSPECIFIED: _ClassVar[PlacementPolicy]
+    PLACEMENT_POLICY_LOCAL_FIRST: _ClassVar[PlacementPolicy]
+    PLACEMENT_POLICY_RANDOM: _ClassVar[PlacementPolicy]
+
+class StoreState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STORE_STATE_UNSPECIFIED: _ClassVar[StoreState]
+    STORE_STATE_ANNOUNCING: _ClassVar[StoreState]
+    STORE_STATE_READY: _ClassVar[StoreState]
+    STORE_STATE_SUSPECTED: _ClassVar[StoreState]
+    STORE_STATE_DRAINING: _ClassVar[StoreState]
+    STORE_STATE_GONE: _ClassVar[StoreState]
+PLACEMENT_POLICY_UNSPECIFIED: PlacementPolicy
+PLACEMENT_POLICY_LOCAL_FIRST: PlacementPolicy
+PLACEMENT_POLICY_RANDOM: PlacementPolicy
+STORE_STATE_UNSPECIFIED: StoreState
+STORE_STATE_ANNOUNCING: StoreState
+STORE_STATE_READY: StoreState
+STORE_STATE_SUSPECTED: StoreState
+STORE_STATE_DRAINING: StoreState
+STORE_STATE_GONE: StoreState
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("group", "name", "host", "pid", "address", "role", "term", "uptime_s", "placement", "objects", "processing", "capacity_bytes", "used_bytes", "evicted_total", "lookups_total", "hits_total", "breaker_open", "stores", "clients")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSING_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    HITS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BREAKER_OPEN_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    name: str
+    host: str
+    pid: int
+    address: str
+    role: str
+    term: int
+    uptime_s: float
+    placement: PlacementPolicy
+    objects: int
+    processing: int
+    capacity_bytes: int
+    used_bytes: int
+    evicted_total: int
+    lookups_total: int
+    hits_total: int
+    breaker_open: bool
+    stores: _containers.RepeatedCompositeFieldContainer[StoreInfo]
+    clients: _containers.RepeatedCompositeFieldContainer[ClientInfo]
+    def __init__(self, group: _Optional[str] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., uptime_s: _Optional[float] = ..., placement: _Optional[_Union[PlacementPolicy, str]] = ..., objects: _Optional[int] = ..., processing: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., evicted_total: _Optional[int] = ..., lookups_total: _Optional[int] = ..., hits_total: _Optional[int] = ..., breaker_open: bool = ..., stores: _Optional[_Iterable[_Union[StoreInfo, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[ClientInfo, _Mapping]]] = ...) -> None: ...
+
+class StoreInfo(_message.Message):
+    __slots__ = ("id", "name", "host", "numa_node", "incarnation", "boot_id", "pid", "address", "unix_path", "http_address", "state", "capacity_bytes", "populated_bytes", "used_bytes", "objects", "transports")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    NUMA_NODE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    UNIX_PATH_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POPULATED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    name: str
+    host: str
+    numa_node: int
+    incarnation: int
+    boot_id: str
+    pid: int
+    address: str
+    unix_path: str
+    http_address: str
+    state: StoreState
+    capacity_bytes: int
+    populated_bytes: int
+    used_bytes: int
+    objects: int
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., numa_node: _Optional[int] = ..., incarnation: _Optional[int] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., unix_path: _Optional[str] = ..., http_address: _Optional[str] = ..., state: _Optional[_Union[StoreState, str]] = ..., capacity_bytes: _Optional[int] = ..., populated_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., objects: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ClientInfo(_message.Message):
+    __slots__ = ("name", "host", "pid", "connections")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    host: str
+    pid: int
+    connections: int
+    def __init__(self, name: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., connections: _Optional[int] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("since", "follow")
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    since: str
+    follow: bool
+    def __init__(self, since: _Optional[str] = ..., follow: bool = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("time", "event", "subject", "actor", "detail")
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    time: str
+    event: str
+    subject: str
+    actor: str
+    detail: _containers.RepeatedCompositeFieldContainer[EventDetail]
+    def __init__(self, time: _Optional[str] = ..., event: _Optional[str] = ..., subject: _Optional[str] = ..., actor: _Optional[str] = ..., detail: _Optional[_Iterable[_Union[EventDetail, _Mapping]]] = ...) -> None: ...
+
+class EventDetail(_message.Message):
+    __slots__ = ("key", "text", "number", "real", "flag")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REAL_FIELD_NUMBER: _ClassVar[int]
+    FLAG_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    text: str
+    number: int
+    real: float
+    flag: bool
+    def __init__(self, key: _Optional[str] = ..., text: _Optional[str] = ..., number: _Optional[int] = ..., real: _Optional[float] = ..., flag: bool = ...) -> None: ...

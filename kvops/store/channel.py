@@ -1,0 +1,241 @@
+"""Connections of a client: to the master and to each store, with the breaker that guards each."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvops.errors import AuthFailed, Unreachable, WireError
+from kvops.net.auth import Hello
+from kvops.net.link import Address, Link, LinkState, call, establish
+from kvops.net.wire import Kind
+from kvops.store.breaker import Breaker, Failure
+from kvops.store.limits import CONNECT_TIMEOUT_MS
+from kvops.store.model import Reason, StoreInfo
+from kvops.transfer.shm import Mapping
+
+PROBE_TIMEOUT_S: Final = CONNECT_TIMEOUT_MS / 1_000
+IDLE_LINKS_MAX: Final = (
+    16  # kept for the next call; more than that many calls at once open and close their own
+)
+SPIN_S: Final = 100e-6  # look again this long for the master's answer before sleeping
+
+
+def now_ms() -> int:
+    """Milliseconds for breakers and deadlines; a stepped wall clock does not move it."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Trouble(Exception):
+    """A call that did not work out, as the reason its keys get."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who we are to masters and stores."""
+
+    hello: Hello
+    secret: bytes
+
+
+class Idle:
+    """Links between calls, newest first."""
+
+    def __init__(self) -> None:
+        self._links: list[Link] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> Link | None:
+        """A link that was alive when it was put back."""
+        with self._lock:
+            return self._links.pop() if self._links else None
+
+    def put(self, link: Link) -> None:
+        """Keep a link for the next call, if it is in order."""
+        if link.state is LinkState.READY:
+            with self._lock:
+                if len(self._links) < IDLE_LINKS_MAX:
+                    self._links.append(link)
+                    return
+        link.close()
+
+    def clear(self) -> None:
+        """Hang up all."""
+        with self._lock:
+            links, self._links = self._links, []
+        for link in links:
+            link.close()
+
+
+class MasterChannel:
+    """Requests to the master, bounded by their deadline and by a breaker."""
+
+    def __init__(self, addresses: Sequence[Address], identity: Identity) -> None:
+        self.addresses = tuple(addresses)
+        self.breaker = Breaker(rng=random.Random())
+        self.last_error: str = ""
+        self._identity = identity
+        self._idle = Idle()
+        self._at = 0
+        self._request = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether calls are refused at once."""
+        return not self.breaker.allow()
+
+    def call(self, kind: Kind, body: bytes, *, deadline: float) -> bytes:
+        """
+        One request; the answer's body.
+
+        Raises:
+            Trouble: BREAKER_OPEN at once, TIMEOUT at the deadline, MASTER_DOWN when it cannot be reached.
+        """
+        if not self.breaker.allow():
+            raise Trouble(Reason.BREAKER_OPEN)
+        try:
+            answer = self.attempt(kind, body, deadline=deadline)
+        except Unreachable as error:
+            self.last_error = str(error)
+            late = time.monotonic() >= deadline
+            self.breaker.record(Failure.TIMEOUT if late else Failure.REFUSED, now_ms=now_ms())
+            raise Trouble(Reason.TIMEOUT if late else Reason.MASTER_DOWN) from error
+        self.breaker.record(None, now_ms=now_ms())
+        return answer
+
+    def attempt(self, kind: Kind, body: bytes, *, deadline: float) -> bytes:
+        """
+        As ``call``, whatever the breaker says; the probe's way.
+
+        Raises:
+            Unreachable: No master answered.
+        """
+        link = self._idle.take()
+        if link is not None:
+            try:
+                return self._exchange(link, kind, body, deadline)
+            except Unreachable:
+                if time.monotonic() >= deadline:
+                    raise
+                self._idle.clear()  # the master hung up since: ask again on a new connection
+        trouble: Unreachable | None = None
+        for address in self._rotated():
+            try:
+                return self._exchange(self._connect(address, deadline), kind, body, deadline)
+            except Unreachable as error:
+                trouble = error
+                self._at += 1
+                if isinstance(error, AuthFailed) or time.monotonic() >= deadline:
+                    break
+        assert trouble is not None
+        raise trouble
+
+    def _rotated(self) -> list[Address]:
+        at = self._at % len(self.addresses)
+        return [*self.addresses[at:], *self.addresses[:at]]
+
+    def _connect(self, address: Address, deadline: float) -> Link:
+        """
+        A link to the master: by its Unix socket where it tells us of one on this machine.
+
+        The choice is made before the first request: a link that is given up takes its puts with it.
+        """
+        link = self._open(address)
+        establish(link, deadline=deadline)
+        welcome = link.welcome
+        assert welcome is not None
+        if not welcome.unix_path or welcome.boot_id != self._identity.hello.boot_id or address.is_unix:
+            return link
+        try:
+            nearer = self._open(Address(welcome.unix_path, 0))
+            establish(nearer, deadline=deadline)
+        except Unreachable:
+            return link  # another mount namespace
+        link.close()
+        return nearer
+
+    def _open(self, address: Address) -> Link:
+        return Link(address, secret=self._identity.secret, hello=self._identity.hello)
+
+    def _exchange(self, link: Link, kind: Kind, body: bytes, deadline: float) -> bytes:
+        self._request = request = (self._request + 1) & 0xFFFFFFFF
+        try:
+            answer = call(link, kind, body, request=request, deadline=deadline, spin_s=SPIN_S)
+        except WireError as error:
+            link.close()
+            raise Unreachable(error.what, fix=error.fix) from error
+        except BaseException:
+            link.close()  # interrupted between request and answer: the next call must not read that answer
+            raise
+        self._idle.put(link)
+        return answer
+
+    def close(self) -> None:
+        """Hang up."""
+        self._idle.clear()
+
+
+class StoreChannel:
+    """One mount of a store: its connections, its mapped memory, its breaker."""
+
+    def __init__(self, info: StoreInfo, identity: Identity, *, same_memory: bool) -> None:
+        self.info = info
+        self.same_memory = same_memory  # its segment can be mapped, and its Unix socket reached
+        self.breaker = Breaker(rng=random.Random())
+        self.mapping: Mapping | None = None
+        self.mapping_link: Link | None = None  # closes when the store's process ends
+        self._identity = identity
+        self._idle = Idle()
+
+    @property
+    def usable(self) -> bool:
+        """Whether the breaker lets calls through."""
+        return self.breaker.allow()
+
+    def link(self) -> Link:
+        """
+        A connection to the store, possibly still being made.
+
+        Raises:
+            Unreachable: It refused at once.
+        """
+        return self._idle.take() or self.open_link()
+
+    def open_link(self) -> Link:
+        """A new connection."""
+        address = self.info.unix_path if self.same_memory else self.info.address
+        return Link(Address.parse(address), secret=self._identity.secret, hello=self._identity.hello)
+
+    def put_back(self, link: Link) -> None:
+        """Keep a connection for the next call."""
+        self._idle.put(link)
+
+    def adopt(self, mapping: Mapping, link: Link) -> None:
+        """Keep a mapping, and the connection whose end says that it is of no more use."""
+        if self.mapping is not None or mapping.incarnation != self.info.incarnation:
+            mapping.drop()
+            self.put_back(link)
+            return
+        self.mapping, self.mapping_link = mapping, link
+
+    def unmap(self) -> None:
+        """The store's process ended."""
+        mapping, self.mapping = self.mapping, None
+        link, self.mapping_link = self.mapping_link, None
+        if mapping is not None:
+            mapping.drop()
+        if link is not None:
+            link.close()
+
+    def close(self) -> None:
+        """Hang up and unmap."""
+        self._idle.clear()
+        self.unmap()

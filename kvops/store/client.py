@@ -1,0 +1,1066 @@
+"""
+The pool as an engine sees it: blocking, thread-safe, and never later than its deadline.
+
+A call runs in the caller's thread: one lookup at the master, then every store's reads side by side. Expected
+trouble is an outcome per key. Probes, reports and clean-up run in the pool's caretaker (``caretaker.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+
+from kvops.errors import ClosedPool, Unreachable, UsageError, WrongBuffer
+from kvops.net.auth import Hello, decode, load_secret
+from kvops.net.link import Address, LinkState, call
+from kvops.net.wire import Kind
+from kvops.store import messages as m
+from kvops.store.breaker import Failure, RetryBudget
+from kvops.store.caretaker import Caretaker
+from kvops.store.channel import Identity, MasterChannel, StoreChannel, Trouble, now_ms
+from kvops.store.keys import NAMESPACE_DEFAULT, index_digests, key_bytes, key_digest
+from kvops.store.layout import chunk_span
+from kvops.store.limits import (
+    CHUNK_BYTES,
+    DEPTH_MAX,
+    KEYS_PER_BATCH_MAX,
+    KEYS_PER_FRAME_MAX,
+    LEASE_MARGIN_MS,
+    OBJECT_BYTES_MAX,
+    PART_CHUNK_BYTES,
+    PUTS_PER_FRAME_MAX,
+    REPLICAS_MAX,
+)
+from kvops.store.messages import PutStatus, RemoveStatus
+from kvops.store.model import (
+    DIGEST_BYTES,
+    LOCATION,
+    Locations,
+    ObjectFlag,
+    Outcome,
+    PutOptions,
+    Reason,
+    StoreInfo,
+    View,
+)
+from kvops.transfer import shm
+from kvops.transfer.engine import Leased, Until, drive
+from kvops.transfer.model import Job, ReadSlice, SliceState, WriteSlice
+from kvops.transfer.stream import ReadJob, WriteJob
+
+DEADLINE_MS_DEFAULT: Final = 200
+STALLED_S: Final = 0.1  # a store that moved nothing for this long before the deadline is counted as hung
+END_RESERVE_S: Final = 0.02  # of a put's time is kept for telling the master
+TRANSPORTS: Final = ("shm", "tcp")
+
+_REASONS: Final = {
+    SliceState.STALE: Reason.STALE,
+    SliceState.CORRUPT: Reason.CORRUPT,
+    SliceState.REFUSED: Reason.STALE,
+    SliceState.FAILED: Reason.STORE_DOWN,
+    SliceState.LATE: Reason.TIMEOUT,
+    SliceState.PENDING: Reason.TIMEOUT,
+}
+_PUT_REASONS: Final = {
+    PutStatus.EXISTS: Outcome(True, Reason.EXISTS),
+    PutStatus.IN_PROGRESS: Outcome(False, Reason.EXISTS),
+    PutStatus.NO_SPACE: Outcome(False, Reason.NO_SPACE),
+    PutStatus.REFUSED: Outcome(False, Reason.REFUSED),
+}
+_MISS: Final = Outcome(False, Reason.MISS)
+
+Place = tuple[int, int]
+"""Store id and offset of one replica."""
+
+
+@dataclass(slots=True)
+class _Located:
+    """A lookup's answer."""
+
+    digests: bytes
+    rows: list[tuple[int, int, int, int, int]]  # LOCATION
+    extras: dict[int, list[Place]]
+    lease_end: float  # on time.monotonic, strictly before the master's
+
+
+@dataclass(slots=True, eq=False)
+class _Want:
+    """One range of one object that a call wants to read."""
+
+    index: int
+    generation: int
+    size: int
+    chunk: int
+    digest: bytes
+    start: int
+    buffer: memoryview
+    places: list[Place]
+    reason: Reason = Reason.STORE_DOWN
+    store: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Grant:
+    """One object that a call may write."""
+
+    index: int
+    slices: list[tuple[StoreChannel | None, WriteSlice]] = field(default_factory=list)
+
+
+class Pool:
+    """A connected pool; make one with :func:`connect`, share it between threads."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        identity: Identity,
+        *,
+        namespace: bytes,
+        deadline_ms: int,
+        transports: Sequence[str],
+        transports_between_hosts: Sequence[str],
+    ) -> None:
+        self._identity = identity
+        self._namespace = namespace
+        self._deadline_ms = deadline_ms
+        self._transports = frozenset(transports)
+        self._between_hosts = frozenset(transports_between_hosts)
+        self._addresses = tuple(addresses)
+        self._closed = False
+        self._start()
+        _POOLS.add(self)
+
+    def _start(self) -> None:
+        """Fresh connections and locks: at birth, and in the child of a fork."""
+        self._lock = threading.Lock()
+        self._master = MasterChannel(self._addresses, self._identity)
+        self._stores: dict[int, StoreChannel] = {}
+        self._epoch = 0
+        self._retries = RetryBudget()
+        self._group_open = False
+        self._counts: dict[Reason, int] = dict.fromkeys(Reason, 0)
+        self._caretaker = Caretaker(self._master, self._stores_now, self.refresh)
+
+    def _after_fork(self) -> None:
+        """The parent's connections are the parent's: start anew, under the child's own pid."""
+        hello = self._identity.hello
+        self._identity = Identity(
+            hello=Hello(
+                **{**{name: getattr(hello, name) for name in hello.__struct_fields__}, "pid": os.getpid()}
+            ),
+            secret=self._identity.secret,
+        )
+        self._start()
+
+    # Reading.
+
+    def get(self, key: str, *, deadline_ms: int | None = None) -> bytes | None:
+        """The bytes that were put under a key, or None."""
+        deadline = self._begin(deadline_ms)
+        try:
+            located = self._locate(index_digests(self._namespace, [key]), deadline)
+        except Trouble:
+            return None
+        buffer = bytearray(located.rows[0][2])
+        outcome = self._read_whole([key], [memoryview(buffer)], located, deadline)[0]
+        return bytes(buffer) if outcome.ok else None
+
+    def batch_get_into(
+        self, keys: Sequence[str], buffers: Sequence[Any], *, deadline_ms: int | None = None
+    ) -> list[Outcome]:
+        """
+        Read objects into the caller's memory.
+
+        Args:
+            keys: At most ``KEYS_PER_BATCH_MAX``.
+            buffers: One writable, contiguous buffer a key. One that is too small is REFUSED with the object's
+                size; a larger one is filled to that size. Copies are fastest into memory aligned to 64 bytes.
+            deadline_ms: From now; the pool's own by default.
+
+        Returns:
+            One outcome a key, by the deadline. ``ok`` means that the buffer holds exactly the bytes that were
+            put; otherwise its contents are undefined. After the return nothing writes into any buffer.
+
+        Raises:
+            UsageError: A buffer cannot be written, or counts differ.
+        """
+        deadline = self._begin(deadline_ms)
+        if len(keys) != len(buffers):
+            raise UsageError(f"{len(keys)} keys and {len(buffers)} buffers", fix="give one buffer a key")
+        views = [_writable(buffer) for buffer in buffers]
+        if not keys:
+            return []
+        try:
+            located = self._locate(self._digests(keys), deadline)
+        except Trouble as trouble:
+            return self._all(len(keys), trouble.reason)
+        return self._read_whole(keys, views, located, deadline)
+
+    def get_range_into(
+        self, key: str, buffer: Any, *, offset: int, deadline_ms: int | None = None
+    ) -> Outcome:
+        """
+        Read ``len(buffer)`` bytes from ``offset`` of an object, verified; fewer where the object ends.
+
+        Returns:
+            ``size_bytes`` is the count of bytes read; REFUSED with the object's size when ``offset`` lies
+            beyond it.
+        """
+        deadline = self._begin(deadline_ms)
+        view = _writable(buffer)
+        if offset < 0:
+            raise UsageError(f"offset {offset}", fix="count from the object's first byte")
+        try:
+            located = self._locate(index_digests(self._namespace, [key]), deadline)
+        except Trouble as trouble:
+            return self._all(1, trouble.reason)[0]
+        _, _, size, store, flags = located.rows[0]
+        if not store:
+            return _MISS
+        length = min(len(view), size - offset)
+        if length <= 0:
+            return Outcome(False, Reason.REFUSED, size)
+        start, end = chunk_span(offset, length, size=size, chunk=_chunk_of(flags))
+        direct = (start, end) == (offset, offset + length)
+        target = view[:length] if direct else memoryview(bytearray(end - start))
+        want = self._want(0, key, located, target, start)
+        outcome = self._fetch([want], located, deadline)[0]
+        if not outcome.ok:
+            return outcome
+        if not direct:
+            view[:length] = target[offset - start : offset - start + length]
+        return Outcome(True, Reason.HIT, length, outcome.store)
+
+    def _read_whole(
+        self, keys: Sequence[str], views: Sequence[memoryview], located: _Located, deadline: float
+    ) -> list[Outcome]:
+        outcomes = [_MISS] * len(keys)
+        wants = []
+        for index, (_, _, size, store, _) in enumerate(located.rows):
+            if not store:
+                self._counts[Reason.MISS] += 1
+            elif len(views[index]) < size:
+                outcomes[index] = Outcome(False, Reason.REFUSED, size)
+            else:
+                wants.append(self._want(index, keys[index], located, views[index][:size], 0))
+        for want, outcome in zip(wants, self._fetch(wants, located, deadline), strict=True):
+            outcomes[want.index] = outcome
+        return outcomes
+
+    def _want(self, index: int, key: str, located: _Located, buffer: memoryview, start: int) -> _Want:
+        generation, offset, size, store, flags = located.rows[index]
+        return _Want(
+            index,
+            generation,
+            size,
+            _chunk_of(flags),
+            key_digest(self._namespace, key),
+            start,
+            buffer,
+            [(store, offset), *located.extras.get(index, ())],
+        )
+
+    def _locate(self, digests: bytes, deadline: float) -> _Located:
+        sent = time.monotonic()
+        rows: list[tuple[int, int, int, int, int]] = []
+        extras: dict[int, list[Place]] = {}
+        lease_ms = epoch = 0
+        for frame in _frames(digests, KEYS_PER_FRAME_MAX * DIGEST_BYTES):
+            answer = self._ask(Kind.LOOKUP, frame, deadline)
+            epoch, lease_ms, extra_count, _ = m.LOOKUP_HEAD.unpack_from(answer)
+            self._group_open = lease_ms == 0
+            if self._group_open:
+                self._caretaker.watch_group()
+                raise Trouble(Reason.BREAKER_OPEN)
+            count = len(frame) // DIGEST_BYTES
+            if extra_count:
+                start = m.LOOKUP_HEAD.size + count * LOCATION.itemsize
+                for index, _, place in np.frombuffer(answer, m.EXTRA, extra_count, start).tolist():
+                    extras.setdefault(len(rows) + index, []).append((place[3], place[1]))
+            rows += np.frombuffer(answer, LOCATION, count, m.LOOKUP_HEAD.size).tolist()
+        if epoch != self._epoch and any(row[3] and row[3] not in self._stores for row in rows):
+            self.refresh(deadline)
+        return _Located(digests, rows, extras, sent + (lease_ms - LEASE_MARGIN_MS) / 1_000)
+
+    def _fetch(self, wants: list[_Want], located: _Located, deadline: float) -> list[Outcome]:
+        """Read what is wanted; a replica that fails is followed by the next one while time and budget last."""
+        outcomes: dict[int, Outcome] = {}
+        pending = wants
+        first = True
+        self._retries.note_request(len(wants))
+        digests = located.digests
+
+        def renew(by: float) -> float:
+            sent = time.monotonic()
+            try:
+                for frame in _frames(digests, KEYS_PER_FRAME_MAX * DIGEST_BYTES):
+                    answer = self._ask(Kind.TOUCH, frame, min(by, deadline))
+            except Trouble:
+                return located.lease_end
+            located.lease_end = sent + (m.LOOKUP_HEAD.unpack_from(answer)[1] - LEASE_MARGIN_MS) / 1_000
+            return located.lease_end
+
+        until = Leased(deadline, located.lease_end, renew)
+        while pending:
+            groups = self._groups(pending, outcomes)
+            if not first and not all(self._retries.take() for pairs in groups.values() for _ in pairs):
+                groups = {}
+            self._read_groups(groups, until)
+            again = []
+            for channel, pairs in groups.items():
+                for want, piece in pairs:
+                    if piece.state is SliceState.DONE:
+                        outcomes[want.index] = Outcome(True, Reason.HIT, want.size, channel.info.name)
+                        continue
+                    want.reason, want.store = _REASONS[piece.state], channel.info.name
+                    if want.places and until.left(time.monotonic()) > 0:
+                        again.append(want)
+            pending, first = again, False
+        results = [outcomes.get(w.index) or Outcome(False, w.reason, 0, w.store) for w in wants]
+        for result in results:
+            self._counts[result.reason] += 1
+        return results
+
+    def _groups(
+        self, wants: list[_Want], outcomes: dict[int, Outcome]
+    ) -> dict[StoreChannel, list[tuple[_Want, ReadSlice]]]:
+        """Each want's next usable replica, by store."""
+        groups: dict[StoreChannel, list[tuple[_Want, ReadSlice]]] = {}
+        for want in wants:
+            while want.places:
+                store_id, offset = want.places.pop(0)
+                channel = self._stores.get(store_id)
+                if channel is None or not channel.usable:
+                    want.reason = Reason.STORE_DOWN if channel is None else Reason.BREAKER_OPEN
+                    want.store = channel.info.name if channel else None
+                    continue
+                piece = ReadSlice(
+                    want.index,
+                    want.generation,
+                    offset,
+                    want.size,
+                    want.chunk,
+                    channel.info.incarnation,
+                    want.digest,
+                    want.start,
+                    want.buffer,
+                )
+                groups.setdefault(channel, []).append((want, piece))
+                break
+        return groups
+
+    def _read_groups(self, groups: dict[StoreChannel, list[tuple[_Want, ReadSlice]]], until: Until) -> None:
+        """Start the sockets, copy from mapped memory meanwhile, then wait for the sockets."""
+        jobs: list[tuple[StoreChannel, Job]] = []
+        mapped: list[tuple[shm.Mapping, list[ReadSlice]]] = []
+        unmapped: list[tuple[StoreChannel, shm.MapJob, list[ReadSlice]]] = []
+        for channel, pairs in groups.items():
+            slices = [piece for _, piece in pairs]
+            mapping = channel.mapping
+            if mapping is not None:
+                mapped.append((mapping, slices))
+                continue
+            try:
+                link = channel.link()
+                if channel.same_memory:
+                    map_job = shm.MapJob(link)
+                    unmapped.append((channel, map_job, slices))
+                    jobs.append((channel, map_job))
+                else:
+                    jobs.append((channel, ReadJob(link, slices)))
+                link.flush()
+            except Unreachable:
+                _fail(slices)
+                self._failed(channel, Failure.REFUSED)
+        for mapping, slices in mapped:
+            shm.read(mapping, slices, until)
+        began = time.monotonic()
+        drive([job for _, job in jobs], until)
+        for channel, map_job, slices in unmapped:
+            if map_job.mapping is None:
+                _fail(slices, SliceState.LATE if until.left(time.monotonic()) <= 0 else SliceState.FAILED)
+                continue
+            shm.read(map_job.mapping, slices, until)
+            channel.adopt(map_job.mapping, map_job.link)
+            self._caretaker.wake()
+        for channel, job in jobs:
+            if isinstance(job, ReadJob):
+                self._judge(channel, [piece for _, piece in groups[channel]], job, began)
+            elif job.link.state is not LinkState.READY:
+                late = until.left(time.monotonic()) <= 0
+                self._failed(channel, Failure.TIMEOUT if late else Failure.REFUSED)
+
+    def _judge(
+        self,
+        channel: StoreChannel,
+        slices: Iterable[ReadSlice | WriteSlice],
+        job: ReadJob | WriteJob,
+        began: float,
+    ) -> None:
+        """Tell the store's breaker how it went; keep the link if it is in order."""
+        states = {piece.state for piece in slices}
+        if SliceState.FAILED in states:
+            self._failed(channel, Failure.REFUSED)
+        elif SliceState.LATE in states:
+            now = time.monotonic()
+            if now - max(job.progress_at, began) >= min(STALLED_S, (now - began) / 2):
+                self._failed(channel, Failure.TIMEOUT)
+        else:
+            channel.breaker.record(None, now_ms=now_ms())
+        channel.put_back(job.link)
+
+    def _failed(self, channel: StoreChannel, failure: Failure) -> None:
+        channel.breaker.record(failure, now_ms=now_ms())
+        if not channel.usable:
+            self._caretaker.report(
+                channel.info.id, Reason.TIMEOUT if failure is Failure.TIMEOUT else Reason.STORE_DOWN
+            )
+
+    def batch_exists(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> list[bool]:
+        """Whether each key is readable now; takes no lease and touches nothing. False without a master."""
+        deadline = self._begin(deadline_ms)
+        if not keys or self._group_open:
+            return [False] * len(keys)
+        try:
+            answers = [
+                self._ask(Kind.EXISTS, frame, deadline)
+                for frame in _frames(self._digests(keys), KEYS_PER_FRAME_MAX * DIGEST_BYTES)
+            ]
+        except Trouble:
+            return [False] * len(keys)
+        return list(map(bool, b"".join(answers)))
+
+    def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
+        """How many keys are readable from the first on without a gap."""
+        hits = self.batch_exists(keys, deadline_ms=deadline_ms)
+        return hits.index(False) if False in hits else len(hits)
+
+    def locate(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> Locations:
+        """
+        Where each key lies, with a lease on every hit; store 0 where absent.
+
+        Raises:
+            Unreachable: The master did not answer in time.
+        """
+        deadline = self._begin(deadline_ms)
+        parts = []
+        for frame in _frames(self._digests(keys), KEYS_PER_FRAME_MAX * DIGEST_BYTES):
+            answer = self._ask_or_raise(Kind.LOOKUP, frame, deadline)
+            parts.append(np.frombuffer(answer, LOCATION, len(frame) // DIGEST_BYTES, m.LOOKUP_HEAD.size))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def touch(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> None:
+        """Say that keys were used although the pool was not asked: hits in the engine's own memory."""
+        deadline = self._begin(deadline_ms)
+        if not keys or self._group_open:
+            return
+        try:
+            for frame in _frames(self._digests(keys), KEYS_PER_FRAME_MAX * DIGEST_BYTES):
+                self._ask(Kind.TOUCH, frame, deadline)
+        except Trouble:
+            return  # recency is a hint
+
+    # Writing.
+
+    def put(
+        self, key: str, data: Any, *, options: PutOptions | None = None, deadline_ms: int | None = None
+    ) -> Outcome:
+        """Store one object; an existing readable key is a success that stores nothing."""
+        return self.batch_put_from([key], [data], options=options, deadline_ms=deadline_ms)[0]
+
+    def batch_put_from(
+        self,
+        keys: Sequence[str],
+        buffers: Sequence[Any],
+        *,
+        deadline_ms: int | None = None,
+        options: PutOptions | None = None,
+        depths: Sequence[int] | None = None,
+    ) -> list[Outcome]:
+        """
+        Store objects from the caller's memory.
+
+        Args:
+            keys: Texts of 1 to ``KEY_BYTES_MAX`` bytes.
+            buffers: One contiguous buffer a key, not empty.
+            deadline_ms: From now; the pool's own by default.
+            options: For all of them.
+            depths: Each object's place in its prefix chain, from 0; deeper ones are evicted first among equals.
+
+        Returns:
+            STORED when the object is readable, EXISTS with ``ok`` when it already was, EXISTS without when
+            somebody else is writing it; otherwise why not.
+        """
+        deadline = self._begin(deadline_ms)
+        options = options or PutOptions()
+        if not len(keys) == len(buffers) == len(depths if depths is not None else keys):
+            raise UsageError("keys, buffers and depths differ in number", fix="give one of each a key")
+        if not 1 <= options.replicas <= REPLICAS_MAX:
+            raise UsageError(f"{options.replicas} replicas", fix=f"ask for 1 to {REPLICAS_MAX}")
+        texts = [key_bytes(key) for key in keys]
+        views = [_readable(buffer) for buffer in buffers]
+        outcomes: list[Outcome] = []
+        for at in range(0, len(keys), PUTS_PER_FRAME_MAX):
+            part = slice(at, at + PUTS_PER_FRAME_MAX)
+            some = depths[part] if depths is not None else None
+            outcomes += self._put(keys[part], texts[part], views[part], deadline, options, some)
+        return outcomes
+
+    def put_part(
+        self,
+        key: str,
+        buffer: Any,
+        *,
+        offset: int,
+        total_size: int,
+        options: PutOptions | None = None,
+        depth: int = 0,
+        deadline_ms: int | None = None,
+    ) -> Outcome:
+        """
+        Write one rank's range of an object that several ranks share; it is readable once every byte is there.
+
+        Args:
+            key: The same for all ranks.
+            buffer: This rank's bytes.
+            offset: Of the range, a multiple of ``PART_CHUNK_BYTES`` as is its length, unless it ends the object.
+            total_size: Of the whole object, the same for all ranks.
+            options: The same for all ranks; one replica.
+            depth: As for ``batch_put_from``.
+            deadline_ms: From now.
+
+        Returns:
+            STORED: this range is in place, and if it was the last one the object is readable.
+        """
+        deadline = self._begin(deadline_ms)
+        view = _readable(buffer)
+        end = offset + len(view)
+        aligned = offset % PART_CHUNK_BYTES == 0 and (end % PART_CHUNK_BYTES == 0 or end == total_size)
+        if not (aligned and 0 <= offset < end <= total_size <= OBJECT_BYTES_MAX):
+            raise UsageError(
+                f"a part of {len(view)} B at {offset} of {total_size} B",
+                fix=f"parts begin and end at multiples of {PART_CHUNK_BYTES} B, inside the object",
+            )
+        options = options or PutOptions()
+        if options.replicas != 1:
+            raise UsageError("an object written in parts has one replica", fix="leave replicas at 1")
+        return self._put(
+            [key], [key_bytes(key)], [view], deadline, options, [depth], part=(offset, total_size)
+        )[0]
+
+    def _put(
+        self,
+        keys: Sequence[str],
+        texts: list[bytes],
+        views: list[memoryview],
+        deadline: float,
+        options: PutOptions,
+        depths: Sequence[int] | None,
+        part: tuple[int, int] | None = None,
+    ) -> list[Outcome]:
+        count = len(keys)
+        digests = self._digests(keys)
+        rows = np.zeros(count, m.PUT_ROW)
+        rows["digest"] = np.frombuffer(digests, np.uint64).reshape(-1, 2)
+        rows["size"] = [part[1]] if part else [len(view) for view in views]
+        if depths is not None:
+            rows["depth"] = [min(max(depth, 0), DEPTH_MAX) for depth in depths]
+        flags = (
+            (ObjectFlag.SOFT_PIN if options.soft_pin else 0)
+            | (ObjectFlag.HARD_PIN if options.hard_pin else 0)
+            | (ObjectFlag.PARTS if part else 0)
+        )
+        head = m.PUT_HEAD.pack(options.replicas, flags, options.tenant, 0, options.ttl_ms)
+        try:
+            answer = self._ask(Kind.PUT_START, head + rows.tobytes(), deadline)
+        except Trouble as trouble:
+            return self._all(count, trouble.reason)
+        epoch, replicas = m.PUT_REPLY_HEAD.unpack_from(answer)
+        statuses = answer[m.PUT_REPLY_HEAD.size : m.PUT_REPLY_HEAD.size + count]
+        start = m.PUT_REPLY_HEAD.size + count + -count % 8
+        granted = np.frombuffer(answer, LOCATION, count * replicas, start).tolist()
+        if epoch != self._epoch and any(row[3] and row[3] not in self._stores for row in granted):
+            self.refresh(deadline)
+        outcomes = [_PUT_REASONS.get(PutStatus(status), _MISS) for status in statuses]
+        grants: list[_Grant] = []
+        for index, status in enumerate(statuses):
+            if status != PutStatus.GRANTED:
+                continue
+            grant = _Grant(index)
+            for generation, offset, size, store, place_flags in granted[
+                index * replicas : (index + 1) * replicas
+            ]:
+                if not store:
+                    continue
+                piece = WriteSlice(
+                    index,
+                    digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES],
+                    key_digest(self._namespace, keys[index]),
+                    texts[index],
+                    generation,
+                    offset,
+                    size,
+                    _chunk_of(place_flags),
+                    int(rows["depth"][index]),
+                    options.tenant,
+                    place_flags,
+                    part[0] if part else 0,
+                    views[index],
+                )
+                grant.slices.append((self._stores.get(store), piece))
+            grants.append(grant)
+        self._write(grants, deadline - END_RESERVE_S)
+        self._end(grants, outcomes, deadline)
+        for outcome in outcomes:
+            self._counts[outcome.reason] += 1
+        return outcomes
+
+    def _write(self, grants: list[_Grant], deadline: float) -> None:
+        groups: dict[StoreChannel, list[WriteSlice]] = {}
+        for grant in grants:
+            for channel, piece in grant.slices:
+                if channel is None or not channel.usable:
+                    piece.state = SliceState.FAILED
+                else:
+                    groups.setdefault(channel, []).append(piece)
+        jobs: list[tuple[StoreChannel, WriteJob]] = []
+        for channel, slices in groups.items():
+            try:
+                jobs.append((channel, WriteJob(channel.link(), slices)))
+            except Unreachable:
+                _fail(slices)
+                self._failed(channel, Failure.REFUSED)
+        began = time.monotonic()
+        drive([job for _, job in jobs], Until(deadline))
+        for channel, job in jobs:
+            self._judge(channel, groups[channel], job, began)
+
+    def _end(self, grants: list[_Grant], outcomes: list[Outcome], deadline: float) -> None:
+        """Tell the master which replicas are whole; what it did not hear is given up later."""
+        ends: list[tuple[_Grant, int]] = []
+        for grant in grants:
+            written = 0
+            states = [piece.state for _, piece in grant.slices]
+            for replica, (_, piece) in enumerate(grant.slices):
+                if piece.state is SliceState.DONE:
+                    written |= 1 << replica
+            piece = grant.slices[0][1]
+            if piece.flags & ObjectFlag.PARTS and written and not piece.sealed:
+                outcomes[grant.index] = Outcome(True, Reason.STORED, len(piece.data), self._name(grant))
+            elif not written:
+                outcomes[grant.index] = Outcome(False, _REASONS[states[0]], 0, self._name(grant))
+                ends.append((grant, 0))
+            else:
+                ends.append((grant, written))
+        if not ends:
+            return
+        rows = b"".join(
+            m.END.pack(grant.slices[0][1].digest, grant.slices[0][1].generation, written)
+            for grant, written in ends
+        )
+        try:
+            answer = self._ask(Kind.PUT_END, rows, deadline)
+        except Trouble as trouble:
+            self._caretaker.revoke(rows)
+            for grant, written in ends:
+                if written:
+                    outcomes[grant.index] = Outcome(False, trouble.reason)
+            return
+        for (grant, written), status in zip(ends, answer, strict=True):
+            if written:
+                size = len(grant.slices[0][1].data)
+                stored = status == PutStatus.STORED
+                outcomes[grant.index] = (
+                    Outcome(True, Reason.STORED, size, self._name(grant))
+                    if stored
+                    else Outcome(False, Reason.STALE)
+                )
+
+    @staticmethod
+    def _name(grant: _Grant) -> str | None:
+        channel = grant.slices[0][0]
+        return channel.info.name if channel else None
+
+    def remove(self, key: str, *, deadline_ms: int | None = None) -> Outcome:
+        """
+        Remove an object: hidden at once, gone from its store's memory when this returns ``ok``.
+
+        Returns:
+            HIT when it was removed, MISS when there was none, TIMEOUT when its store has not confirmed yet.
+        """
+        deadline = self._begin(deadline_ms)
+        try:
+            answer = self._ask(Kind.REMOVE, self._digests([key]), deadline)
+        except Trouble as trouble:
+            return self._all(1, trouble.reason)[0]
+        status = RemoveStatus(answer[0])
+        if status is RemoveStatus.HIDDEN:
+            return Outcome(False, Reason.TIMEOUT)
+        return Outcome(True, Reason.HIT) if status is RemoveStatus.REMOVED else _MISS
+
+    # Looking.
+
+    def stat(self, key: str, *, deadline_ms: int | None = None) -> dict[str, Any] | None:
+        """
+        What the master knows of a key; takes no lease. None when it is not readable.
+
+        Raises:
+            Unreachable: The master did not answer in time.
+        """
+        deadline = self._begin(deadline_ms)
+        answer = self._ask_or_raise(Kind.STAT, self._digests([key]), deadline)
+        row = np.frombuffer(answer, m.STAT_ROW)[0]
+        generation, offset, size, store, flags = row["location"].tolist()
+        if not store:
+            return None
+        if store not in self._stores:
+            self.refresh(deadline)
+        channel = self._stores.get(store)
+        return {
+            "key": key,
+            "size_bytes": size,
+            "store": channel.info.name if channel else f"#{store}",
+            "host": channel.info.host if channel else "",
+            "offset": offset,
+            "generation": generation,
+            "replicas": int(row["replicas"]),
+            "age_ms": int(row["age_ms"]),
+            "depth": int(row["depth"]),
+            "tenant": int(row["tenant"]),
+            "ttl_left_ms": int(row["ttl_left_ms"]) if flags & ObjectFlag.HAS_TTL else None,
+            "soft_pin": bool(flags & ObjectFlag.SOFT_PIN),
+            "hard_pin": bool(flags & ObjectFlag.HARD_PIN),
+            "parts": bool(flags & ObjectFlag.PARTS),
+        }
+
+    def ls(
+        self,
+        *,
+        prefix: str = "",
+        store: str | None = None,
+        limit: int = 1_000,
+        cursor: str = "",
+        deadline_ms: int | None = None,
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """
+        Keys as the stores hold them, store by store, in the order in which they lie; takes no lease.
+
+        Args:
+            prefix: Of the keys.
+            store: Of one store only.
+            limit: Rows of one page, at most.
+            cursor: "" to begin; then what the last page said.
+            deadline_ms: From now; the pool's own by default.
+
+        Returns:
+            Rows {key, size_bytes, store, depth, generation}, and the cursor of the next page.
+
+        Raises:
+            Unreachable: The master or a store did not answer in time.
+            UsageError: No store of that name, or not a cursor.
+        """
+        deadline = self._begin(deadline_ms)
+        self.refresh(deadline, must=True)
+        channels = sorted(self._stores_now(), key=lambda channel: channel.info.name)
+        if store is not None:
+            names = ", ".join(channel.info.name for channel in channels) or "none"
+            channels = [channel for channel in channels if channel.info.name == store]
+            if not channels:
+                raise UsageError(f"no store {store!r}; there are: {names}", fix="kvops status")
+        first, _, position = cursor.rpartition("@")
+        if cursor and not (first and position.isdigit()):
+            raise UsageError(f"{cursor!r} is no cursor", fix="pass the one that the last page gave")
+        at = int(position or 0)
+        rows: list[dict[str, Any]] = []
+        for channel in channels:
+            name = channel.info.name
+            if name < first:
+                continue
+            at = at if name == first else 0
+            while at >= 0:
+                if len(rows) >= limit:
+                    return rows, f"{name}@{at}"
+                query = m.ListQuery(
+                    prefix=prefix, limit=min(limit - len(rows), KEYS_PER_BATCH_MAX), cursor=at
+                )
+                page = decode(self._ask_store(channel, Kind.LIST, m.encode(query), deadline), m.ListReply)
+                at = page.cursor
+                rows += [
+                    {
+                        "key": row.key,
+                        "size_bytes": row.size_bytes,
+                        "store": name,
+                        "depth": row.depth,
+                        "generation": row.generation,
+                    }
+                    for row in page.rows
+                ]
+        return rows, None
+
+    def _ask_store(self, channel: StoreChannel, kind: Kind, body: bytes, deadline: float) -> bytes:
+        link = channel.link()
+        try:
+            return call(link, kind, body, request=1, deadline=deadline)
+        finally:
+            channel.put_back(link)
+
+    def stores(self, *, deadline_ms: int | None = None) -> list[StoreInfo]:
+        """
+        The pool's stores as the master sees them now.
+
+        Raises:
+            Unreachable: The master did not answer in time.
+        """
+        self.refresh(self._begin(deadline_ms), must=True)
+        return [channel.info for channel in self._stores_now()]
+
+    def health(self) -> dict[str, Any]:
+        """What this client knows, without asking anybody: breakers, stores, what became of its keys."""
+        return {
+            "master": {
+                "breaker": self._master.breaker.state.value,
+                "addresses": [str(address) for address in self._addresses],
+                "last_error": self._master.last_error,
+            },
+            "group": {"breaker": "open" if self._group_open else "closed"},
+            "stores": [
+                {
+                    "name": channel.info.name,
+                    "host": channel.info.host,
+                    "breaker": channel.breaker.state.value,
+                    "transport": "shm" if channel.same_memory else "tcp",
+                    "mapped": channel.mapping is not None,
+                }
+                for channel in self._stores_now()
+            ],
+            "outcomes": {reason.value: count for reason, count in self._counts.items() if count},
+        }
+
+    def refresh(self, deadline: float, *, must: bool = False) -> None:
+        """
+        Ask the master for its stores; without an answer the known ones stay.
+
+        Raises:
+            Unreachable: ``must`` is set and the master did not answer.
+        """
+        try:
+            view = decode(self._ask(Kind.VIEW, b"", deadline), View)
+        except Trouble as trouble:
+            if must:
+                raise Unreachable(
+                    f"the master at {self._addresses[0]} did not answer: {trouble.reason}",
+                    fix="kvops status shows what runs; kvops start starts it",
+                ) from trouble
+            return
+        self._take(view)
+
+    def _take(self, view: View) -> None:
+        with self._lock:
+            known = {info.id for info in view.stores}
+            for store_id in [i for i in self._stores if i not in known]:
+                self._stores.pop(store_id).close()
+            for info in view.stores:
+                channel = self._stores.get(info.id)
+                if channel is None or channel.info.incarnation != info.incarnation:
+                    self._stores[info.id] = StoreChannel(info, self._identity, same_memory=self._shares(info))
+                else:
+                    channel.info = info
+            self._epoch = view.epoch
+
+    def _shares(self, info: StoreInfo) -> bool:
+        """Whether a store's memory can be mapped here: the same machine, and nobody forbids it."""
+        hello = self._identity.hello
+        allowed = self._transports if info.host == hello.host else self._transports & self._between_hosts
+        return (
+            "shm" in allowed
+            and "shm" in info.transports
+            and info.boot_id == hello.boot_id
+            and os.path.exists(info.unix_path)  # noqa: PTH110  another mount namespace cannot reach it
+        )
+
+    def _stores_now(self) -> list[StoreChannel]:
+        with self._lock:
+            return list(self._stores.values())
+
+    # Plumbing.
+
+    def _begin(self, deadline_ms: int | None) -> float:
+        if self._closed:
+            raise ClosedPool("the pool is closed", fix="connect again")
+        return time.monotonic() + (self._deadline_ms if deadline_ms is None else deadline_ms) / 1_000
+
+    def _digests(self, keys: Sequence[str]) -> bytes:
+        if len(keys) > KEYS_PER_BATCH_MAX:
+            raise UsageError(f"a batch of {len(keys)} keys", fix=f"at most {KEYS_PER_BATCH_MAX} in one call")
+        return index_digests(self._namespace, keys)
+
+    def _ask(self, kind: Kind, body: bytes, deadline: float) -> bytes:
+        try:
+            return self._master.call(kind, body, deadline=deadline)
+        except Trouble:
+            if self._master.open:
+                self._caretaker.wake()
+            raise
+
+    def _ask_or_raise(self, kind: Kind, body: bytes, deadline: float) -> bytes:
+        try:
+            return self._ask(kind, body, deadline)
+        except Trouble as trouble:
+            raise Unreachable(
+                f"the master at {self._addresses[0]} did not answer: {trouble.reason}",
+                fix="kvops status shows what runs; kvops start starts it",
+            ) from trouble
+
+    def _all(self, count: int, reason: Reason) -> list[Outcome]:
+        self._counts[reason] += count
+        return [Outcome(False, reason)] * count
+
+    def close(self) -> None:
+        """Hang up, unmap, stop the caretaker; idempotent, at once with or without a master."""
+        if self._closed:
+            return
+        self._closed = True
+        self._caretaker.close()
+        self._master.close()
+        for channel in self._stores_now():
+            channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _reconnect_in_child() -> None:
+    for pool in list(_POOLS):
+        pool._after_fork()
+
+
+os.register_at_fork(after_in_child=_reconnect_in_child)
+
+
+def connect(
+    masters: str | Sequence[str],
+    *,
+    deadline_ms: int = DEADLINE_MS_DEFAULT,
+    secret_file: str | Path | None = None,
+    group: str = "local",
+    namespace: bytes = NAMESPACE_DEFAULT,
+    host: str | None = None,
+    numa_node: int = 0,
+    name: str | None = None,
+    transports: Sequence[str] = TRANSPORTS,
+    transports_between_hosts: Sequence[str] | None = None,
+) -> Pool:
+    """
+    A pool's client; returns at once, with or without a master.
+
+    Args:
+        masters: ``host:port``, the path of a Unix socket, or a list of such.
+        deadline_ms: Of calls that name none.
+        secret_file: The group's secret; by default that of the local group of that name.
+        group: Name of the group; a master of another one refuses.
+        namespace: From ``kvops.store.keys.namespace_digest``: what must agree before pages may be shared.
+        host: Logical host of this engine; placement and failure domains go by it. The machine's by default.
+        numa_node: Of this engine's memory.
+        name: Of this client, for ``kvops status``.
+        transports: Allowed ones of shm and tcp.
+        transports_between_hosts: Allowed ones towards stores of another logical host; all of them by default.
+
+    Raises:
+        UsageError: An address or a transport is none; ConfigError when there is no secret.
+    """
+    listed = [masters] if isinstance(masters, str) else list(masters)
+    if not listed:
+        raise UsageError("no master's address", fix="give host:port")
+    for transport in (*transports, *(transports_between_hosts or ())):
+        if transport not in TRANSPORTS:
+            raise UsageError(f"no transport {transport!r}", fix=f"choose from {', '.join(TRANSPORTS)}")
+    secret = load_secret(Path(secret_file) if secret_file is not None else local_secret(group))
+    hello = Hello(
+        role="client",
+        group=group,
+        name=name or f"{Path(os.sys.argv[0]).name or 'python'}",  # type: ignore[attr-defined]
+        host=host or socket.gethostname(),
+        numa_node=numa_node,
+        pid=os.getpid(),
+        boot_id=boot_id(),
+        nonce=os.urandom(16),
+    )
+    return Pool(
+        [Address.parse(text) for text in listed],
+        Identity(hello=hello, secret=secret),
+        namespace=namespace,
+        deadline_ms=deadline_ms,
+        transports=transports,
+        transports_between_hosts=transports if transports_between_hosts is None else transports_between_hosts,
+    )
+
+
+def boot_id() -> str:
+    """What tells one boot of one machine from all others."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def local_secret(group: str) -> Path:
+    """Where ``kvops start`` keeps the secret of a local group."""
+    base = os.environ.get("KVOPS_STATE_DIR")
+    if base is None:
+        state_home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+        base = f"{state_home}/kvops"
+    return Path(base) / "groups" / group / "secret"
+
+
+def _frames(data: bytes, size: int) -> list[bytes]:
+    return [data] if len(data) <= size else [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def _chunk_of(flags: int) -> int:
+    return PART_CHUNK_BYTES if flags & ObjectFlag.PARTS else CHUNK_BYTES
+
+
+def _fail(slices: Iterable[ReadSlice | WriteSlice], state: SliceState = SliceState.FAILED) -> None:
+    for piece in slices:
+        piece.state = state
+
+
+def _writable(buffer: Any) -> memoryview:
+    view = _bytes_of(buffer)
+    if view.readonly:
+        raise WrongBuffer(
+            "a buffer to read into cannot be written", fix="give a bytearray, numpy array or mmap"
+        )
+    return view
+
+
+def _readable(buffer: Any) -> memoryview:
+    view = _bytes_of(buffer)
+    if not 0 < len(view) <= OBJECT_BYTES_MAX:
+        raise WrongBuffer(f"an object of {len(view)} B", fix=f"objects have 1 to {OBJECT_BYTES_MAX} B")
+    return view
+
+
+def _bytes_of(buffer: Any) -> memoryview:
+    try:
+        view = memoryview(buffer)
+        return view if view.itemsize == 1 and view.ndim == 1 and view.c_contiguous else view.cast("B")
+    except TypeError as error:
+        raise WrongBuffer(
+            f"not a contiguous buffer: {error}", fix="give bytes, a numpy array or a memoryview"
+        ) from error

@@ -1,0 +1,141 @@
+"""
+Configuration of one master or store process, as ``kvops serve --config F`` reads it.
+
+The files are YAML. Unknown keys are refused, so that a misspelt setting cannot be silently ignored. Paths are
+absolute: a daemon's working directory is ``/``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Final
+
+import msgspec
+
+from kvops.errors import UsageError
+from kvops.files import dump_yaml, load_yaml, parse_yaml, read_secret, write_private, write_yaml
+from kvops.store.limits import MIB
+from kvops.store.model import PlacementPolicy
+
+__all__ = [
+    "MasterConfig",
+    "StoreConfig",
+    "dump_yaml",
+    "load_yaml",
+    "parse_yaml",
+    "read_secret",
+    "split_address",
+    "write_private",
+    "write_yaml",
+]
+
+UNIX_PATH_BYTES_MAX: Final = 107  # sun_path of struct sockaddr_un is 108 bytes with its NUL: unix(7)
+SEGMENT_SIZE_BYTES_MIN: Final = MIB
+SEGMENT_ALIGN_BYTES: Final = 4096  # a segment is whole pages
+TRANSPORTS: Final = ("shm", "tcp")
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
+"""A group, member or host: what may stand in a path, a URL and a metric label without quoting."""
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """
+    Host and port of ``host:port``, ``[v6]:port``; port 0 asks the kernel for a free one.
+
+    Raises:
+        UsageError: The text is not an address.
+    """
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""  # a bare IPv6 address: where its port begins cannot be told
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise UsageError(
+            f"{text!r} is not an address", fix="write host:port, such as 127.0.0.1:7800 or [::1]:7800"
+        )
+    return host, int(port)
+
+
+class _ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every process of a group needs to know."""
+
+    group: Name
+    secret_file: str
+    state_dir: str  # this process's own: journal and term of a master, crash notes of a store
+    listen: str = "127.0.0.1:0"  # the wire, by tcp
+    unix_path: str = ""  # the wire, by Unix socket; "" for none
+    http: str = "127.0.0.1:0"  # /metrics, /ready, /health
+    log_file: str = ""  # "" for stderr
+
+    def _addresses(self) -> dict[str, str]:
+        return {"listen": self.listen, "http": self.http}
+
+    def __post_init__(self) -> None:
+        """Refuse what the field types cannot express; msgspec reports a ValueError as its own error."""
+        for field, address in self._addresses().items():
+            try:
+                split_address(address)
+            except UsageError as error:
+                raise ValueError(f"{field}: {error.what}") from None
+        for field in ("secret_file", "state_dir", "unix_path", "log_file"):
+            path: str = getattr(self, field)
+            if path and not path.startswith("/"):
+                raise ValueError(f"{field}: {path!r} is not an absolute path")
+        if len(os.fsencode(self.unix_path)) > UNIX_PATH_BYTES_MAX:
+            raise ValueError(
+                f"unix_path: longer than {UNIX_PATH_BYTES_MAX} bytes, which no Unix socket can be"
+            )
+
+
+class MasterConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One master."""
+
+    name: Name = "master-0"
+    host: Name = "host-0"  # logical: placement and failure domains go by it
+    control: str = "127.0.0.1:0"  # gRPC
+    placement: PlacementPolicy = PlacementPolicy.LOCAL_FIRST
+    eviction_high_watermark: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95  # share of the pool
+    eviction_low_watermark: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.93
+    objects_max: Annotated[int, msgspec.Meta(ge=1, le=1 << 28)] = 16_000_000  # slots are 28-bit in the index
+
+    def _addresses(self) -> dict[str, str]:
+        return {"listen": self.listen, "control": self.control, "http": self.http}
+
+    def __post_init__(self) -> None:
+        """Check the addresses, then how the watermarks relate."""
+        _ProcessConfig.__post_init__(self)
+        if self.eviction_low_watermark >= self.eviction_high_watermark:
+            raise ValueError(
+                f"eviction_low_watermark {self.eviction_low_watermark} is not below "
+                f"eviction_high_watermark {self.eviction_high_watermark}"
+            )
+
+
+class StoreConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One store node: one memory segment on one NUMA node."""
+
+    name: Name = "store-0"
+    host: Name = "host-0"  # logical: placement and failure domains go by it
+    numa_node: Annotated[int, msgspec.Meta(ge=0, le=1023)] = 0
+    masters: list[str]  # wire addresses, host:port
+    segment_size_bytes: Annotated[int, msgspec.Meta(ge=SEGMENT_SIZE_BYTES_MIN)] = 1 << 30
+    transports: list[str] = msgspec.field(default_factory=lambda: list(TRANSPORTS))
+
+    def __post_init__(self) -> None:
+        """Check the addresses, the segment and the transports."""
+        _ProcessConfig.__post_init__(self)
+        if not self.masters:
+            raise ValueError("masters: name at least one")
+        for address in self.masters:
+            try:
+                split_address(address)
+            except UsageError as error:
+                raise ValueError(f"masters: {error.what}") from None
+        if self.segment_size_bytes % SEGMENT_ALIGN_BYTES:
+            raise ValueError(f"segment_size_bytes: not a multiple of {SEGMENT_ALIGN_BYTES}")
+        unknown = [name for name in self.transports if name not in TRANSPORTS]
+        if unknown or not self.transports:
+            raise ValueError(
+                f"transports: {', '.join(unknown) or 'none'} is not one of {', '.join(TRANSPORTS)}"
+            )

@@ -1,0 +1,1082 @@
+"""
+The master's logic, without I/O: requests and the time go in, replies and frames for others come out.
+
+One event loop owns it; nothing here locks, waits or reads a clock. What must be sent to a connection other than
+the caller's, or later than now, is left in ``out``; what must be remembered, in ``journal``.
+
+An object's life::
+
+    put_start  →  PROCESSING (puts)  →  put_end  →  COMPLETE (index)  →  evicted, removed or replaced
+                       │                                                    │
+                       └── revoked, pre-empted, store lost ──→  releasing (stores)  →  free (allocator)
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvops.errors import Refused, WireError
+from kvops.net import wire
+from kvops.net.auth import Hello, decode
+from kvops.net.wire import Kind
+from kvops.store import messages as m
+from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
+from kvops.store.eviction import Evictor
+from kvops.store.index import ObjectIndex
+from kvops.store.journal import COMPLETE, COMPLETE_ROW, GONE_ROW, Recovery
+from kvops.store.journal import Kind as JournalKind
+from kvops.store.layout import footprint_bytes
+from kvops.store.lease import LeaseTable
+from kvops.store.limits import (
+    CHUNK_BYTES,
+    KEYS_PER_FRAME_MAX,
+    LEASE_TTL_MS,
+    OBJECT_BYTES_MAX,
+    PART_CHUNK_BYTES,
+    PROCESSING_MAX,
+    PUT_TTL_MS,
+    PUTS_PER_FRAME_MAX,
+    REPLICAS_MAX,
+    STORE_TTL_MS,
+)
+from kvops.store.messages import PutStatus, RemoveStatus
+from kvops.store.model import (
+    DIGEST_BYTES,
+    GENERATION_SEQUENCE_BITS,
+    LOCATION,
+    LOCATION_ROW,
+    ClientInfo,
+    Digests,
+    Generation,
+    Locations,
+    ObjectFlag,
+    PlacementPolicy,
+    Slots,
+    StoreId,
+    StoreInfo,
+    StoreState,
+    View,
+)
+from kvops.store.placement import Candidate, Placement, Writer, choose
+from kvops.store.puts import Put, PutTable
+from kvops.store.stores import SERVING, Store, StoreTable
+
+U32: Final = 0xFFFFFFFF
+TICK_MS: Final = 100
+SUSPECT_MS: Final = 2_000  # a store stays hidden on its readers' evidence
+REMOVE_WAIT_MS: Final = 200  # a remove replies HIDDEN when a node has not cleared its slot by then
+EVICT_INTERVAL_MS: Final = 10
+CLAMP_SLOTS: Final = 512  # a tick; a round over 16 M slots takes an hour, and one is due within 24 days
+RESTORE_BATCH: Final = 65_536
+EVICT_SLICE: Final = 64  # objects; about 0.1 ms, and at most some 100 slices a second (field measurements)
+SWEEP_SLICE: Final = 64  # slots, after a response
+PERMANENT_FLAGS: Final = ObjectFlag.SOFT_PIN | ObjectFlag.HARD_PIN | ObjectFlag.PARTS
+"""Flags a writer may ask for; the others are the master's own."""
+
+
+def chunk_of(flags: int) -> int:
+    """The chunk size of an object, in bytes."""
+    return PART_CHUNK_BYTES if flags & ObjectFlag.PARTS else CHUNK_BYTES
+
+
+def chunks_of(flags: NDArray[np.uint16]) -> NDArray[np.int64]:
+    """``chunk_of``, for many."""
+    return np.where(flags & ObjectFlag.PARTS, np.int64(PART_CHUNK_BYTES), np.int64(CHUNK_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """What must be remembered: rows of COMPLETE_ROW or GONE_ROW, or a store."""
+
+    kind: JournalKind
+    rows: NDArray[np.void] | None = None
+    store: StoreInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CoreEvent:
+    """A change worth a line in ``kvops events``."""
+
+    time_ms: int  # on the core's clock
+    event: str
+    subject: str
+    detail: dict[str, str | int | float | bool]
+
+
+@dataclass(slots=True)
+class _Remove:
+    """A remove that waits for nodes to clear slots."""
+
+    conn: int
+    request: int
+    status: bytearray
+    waiting: int
+    deadline_ms: int
+
+
+@dataclass(slots=True)
+class _Conn:
+    """A connection that proved the secret."""
+
+    hello: Hello
+    writer: Writer
+    store: Store | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """What happened since the master started."""
+
+    puts: int = 0
+    evicted: int = 0
+    removed: int = 0
+    preempted: int = 0
+    no_space: int = 0
+    adopted: int = 0
+    swept: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterSettings:
+    """What an operator may set."""
+
+    group: str
+    placement: PlacementPolicy = PlacementPolicy.LOCAL_FIRST
+    eviction_high_watermark: float = 0.95
+    eviction_low_watermark: float = 0.93
+    objects_max: int = 16_000_000
+    seed: int = 0
+
+
+class MasterCore:
+    """The pool's directory: which key lies where, who may hold it, and where the next one goes."""
+
+    def __init__(self, settings: MasterSettings, *, term: int, now_ms: int) -> None:
+        self.settings = settings
+        self.term = term
+        self.index = ObjectIndex(objects_max=settings.objects_max)
+        self.stores = StoreTable(self.index.set_hidden)
+        self.puts = PutTable()
+        self.counters = Counters()
+        self.out: list[tuple[int, bytes]] = []
+        self.journal: list[JournalEntry] = []
+        self.events: list[CoreEvent] = []
+        self.breaker = GroupBreaker(rng=Random(settings.seed))
+        self._leases = LeaseTable(self.index.touched_ms)
+        self._evictor = Evictor(self.index, seed=settings.seed)
+        self._placement = Placement(settings.placement, seed=settings.seed)
+        self._candidates: tuple[int, list[Candidate]] = (0, [])
+        self._sequence = 0
+        self._conns: dict[int, _Conn] = {}
+        self._removes: dict[tuple[StoreId, Generation], tuple[_Remove, int]] = {}
+        self._removes_open: deque[_Remove] = deque()
+        self._replicas: dict[int, list[tuple[StoreId, int]]] = {}  # slot → further places, same generation
+        self._expires: dict[int, int] = {}  # slot → ms
+        self._expiry: list[tuple[int, int, Generation]] = []  # heap: when, slot, generation
+        self._sweeps: deque[tuple[Store, int]] = deque()  # lost stores, and the next slot to look at
+        self._pressure_bytes = 0  # a put found no room for this much: evict, whatever the watermark says
+        self._evicting = False
+        self._ticked_ms = now_ms
+        self._last_evict_ms = now_ms
+
+    # Connections.
+
+    def connected(self, conn: int, hello: Hello) -> None:
+        """A peer has proved the secret."""
+        self._conns[conn] = _Conn(hello, Writer(hello.host, hello.numa_node))
+
+    def disconnected(self, conn: int, *, now_ms: int) -> None:
+        """A peer's connection ended: its store is hidden at once, its unfinished puts are given up."""
+        peer = self._conns.pop(conn, None)
+        if peer is None:
+            return
+        for put in self.puts.of_writer(conn):
+            put.writers = tuple(writer for writer in put.writers if writer != conn)
+            if not put.writers:
+                self._abandon(put, now_ms=now_ms)
+        store = peer.store
+        if store is not None and store.conn == conn:
+            store.conn = 0
+            store.seen_ms = now_ms
+            if store.state in (StoreState.READY, StoreState.ANNOUNCING):
+                self.stores.set_state(store, StoreState.SUSPECTED)
+                self._event(now_ms, "store.suspected", store.mount.name, reason="its connection closed")
+
+    @property
+    def breaker_open(self) -> bool:
+        """Whether the group's breaker keeps everybody away."""
+        return self.breaker.state is BreakerState.OPEN
+
+    def clients(self) -> list[ClientInfo]:
+        """Who is connected, one row a process."""
+        rows: dict[tuple[str, str, int], int] = {}
+        for peer in self._conns.values():
+            if peer.hello.role == "client":
+                key = (peer.hello.name, peer.hello.host, peer.hello.pid)
+                rows[key] = rows.get(key, 0) + 1
+        return [ClientInfo(name=n, host=h, pid=p, connections=c) for (n, h, p), c in sorted(rows.items())]
+
+    def handle(self, conn: int, kind: int, request: int, body: bytes, *, now_ms: int) -> bytes | None:
+        """
+        One request of a connection; the answer's body, or None when it follows through ``out``.
+
+        Raises:
+            WireError: The request breaks the protocol: the caller closes the connection.
+        """
+        if kind == Kind.LOOKUP:
+            return self.lookup(body, now_ms=now_ms)
+        if kind == Kind.EXISTS:
+            return self.exists(body, now_ms=now_ms)
+        peer = self._conns[conn]
+        if kind in _STORE_KINDS and peer.hello.role != "store":
+            raise WireError(f"a {peer.hello.role} sent a store's frame {Kind(kind).name}", fix="")
+        if peer.store is not None:
+            peer.store.seen_ms = now_ms
+        match kind:
+            case Kind.PUT_START:
+                return self._put_start(conn, peer.writer, body, now_ms=now_ms)
+            case Kind.PUT_END:
+                return self._put_end(conn, body, now_ms=now_ms)
+            case Kind.PUT_REVOKE:
+                return self._put_revoke(body, now_ms=now_ms)
+            case Kind.TOUCH:
+                return self._touch(body, now_ms=now_ms)
+            case Kind.REMOVE:
+                return self._remove(conn, request, body, now_ms=now_ms)
+            case Kind.STAT:
+                return self._stat(body, now_ms=now_ms)
+            case Kind.VIEW:
+                return msgspec.msgpack.encode(self.view())
+            case Kind.REPORT:
+                return self._report(peer.hello, decode(body, m.Report), now_ms=now_ms)
+            case Kind.MOUNT:
+                return self._mount(conn, peer, decode(body, m.Mount), now_ms=now_ms)
+            case Kind.SLOTS:
+                return self._announce(self._store_of(peer), body, now_ms=now_ms)
+            case Kind.BEAT:
+                return self._beat(peer, decode(body, m.Beat), now_ms=now_ms)
+            case Kind.UNMOUNT:
+                self._lose(self._store_of(peer), now_ms=now_ms, reason="it was stopped")
+                return b""
+            case _ if kind == wire.reply(Kind.FREE):
+                self._freed(self._store_of(peer), body, now_ms=now_ms)
+                return None
+            case _:
+                raise WireError(f"a master got frame kind {kind}", fix="")
+
+    # Reading.
+
+    def exists(self, digests: bytes, *, now_ms: int) -> bytes:
+        """One byte a key: whether it is readable. Touches nothing."""
+        _check_digests(digests)
+        if not (self._expires or self._replicas):
+            return self.index.exists(digests)
+        slots = self.index.find(_as_digests(digests))
+        return self._readable(slots, now_ms=now_ms).astype(np.uint8).tobytes()
+
+    def lookup(self, digests: bytes, *, now_ms: int) -> bytes:
+        """Where each key lies, with a lease on every hit: LOOKUP_HEAD, LOCATION rows, EXTRA rows."""
+        _check_digests(digests)
+        if self.breaker_open:
+            misses = bytes(len(digests) // DIGEST_BYTES * LOCATION.itemsize)
+            return m.LOOKUP_HEAD.pack(self.stores.epoch, 0, 0, 0) + misses
+        rows = self.index.lookup(digests, now_ms32=now_ms & U32)
+        if self._expires or self._replicas:
+            return self._lookup_special(digests, rows, now_ms=now_ms)
+        return m.LOOKUP_HEAD.pack(self.stores.epoch, LEASE_TTL_MS, 0, 0) + rows
+
+    def _lookup_special(self, digests: bytes, rows: bytes, *, now_ms: int) -> bytes:
+        """Objects with replicas or an expiry: another replica for a hidden one, a miss for an expired one."""
+        locations = np.frombuffer(rows, LOCATION).copy()
+        extras: list[tuple[int, int, tuple[int, int, int, int, int]]] = []
+        slots = self.index.find(_as_digests(digests))
+        special = self.index.location["flags"][slots] & (ObjectFlag.HAS_TTL | ObjectFlag.REPLICATED)
+        for row in np.flatnonzero(special).tolist():
+            slot = int(slots[row])
+            places = self._places(slot, now_ms=now_ms)
+            if not places:
+                locations[row] = 0
+                continue
+            self.index.touched_ms[slot] = now_ms & U32
+            generation, _, size, _, flags = self.index.location[slot].tolist()
+            locations[row] = (generation, places[0][1], size, places[0][0], flags)
+            extras += [(row, 0, (generation, offset, size, store, flags)) for store, offset in places[1:]]
+        head = m.LOOKUP_HEAD.pack(self.stores.epoch, LEASE_TTL_MS, len(extras), 0)
+        return head + locations.tobytes() + np.array(extras, m.EXTRA).tobytes()
+
+    def _places(self, slot: int, *, now_ms: int) -> list[tuple[StoreId, int]]:
+        """Store and offset of every readable replica."""
+        if slot == 0 or self._expires.get(slot, now_ms + 1) <= now_ms:
+            return []
+        row = self.index.location[slot]
+        places = [(StoreId(int(row["store"])), int(row["offset"])), *self._replicas.get(slot, ())]
+        return [place for place in places if self.stores.serving[place[0]]]
+
+    def _readable(self, slots: Slots, *, now_ms: int) -> NDArray[np.bool_]:
+        readable: NDArray[np.bool_] = self.stores.serving[self.index.location["store"][slots]] & (slots != 0)
+        if self._replicas or self._expires:
+            flags = self.index.location["flags"][slots]
+            for at in np.flatnonzero(flags & (ObjectFlag.HAS_TTL | ObjectFlag.REPLICATED)).tolist():
+                readable[at] = bool(self._places(int(slots[at]), now_ms=now_ms))
+        return readable
+
+    def _touch(self, digests: bytes, *, now_ms: int) -> bytes:
+        """Renew leases and recency: for reads that take long, and for hits in an engine's own memory."""
+        _check_digests(digests)
+        slots = self.index.find(_as_digests(digests))
+        self.index.touched_ms[slots[slots != 0]] = now_ms & U32
+        return self._head()
+
+    def _stat(self, digests: bytes, *, now_ms: int) -> bytes:
+        """What the master knows of each key. Touches nothing."""
+        _check_digests(digests)
+        slots = self.index.find(_as_digests(digests))
+        rows = np.zeros(len(slots), m.STAT_ROW)
+        for row, slot in enumerate(slots.tolist()):
+            places = self._places(slot, now_ms=now_ms)
+            if not places:
+                continue
+            rows[row]["location"] = self.index.location[slot]
+            rows[row]["location"]["store"], rows[row]["location"]["offset"] = places[0]
+            rows[row]["age_ms"] = (now_ms - int(self.index.touched_ms[slot])) & U32
+            rows[row]["depth"] = self.index.depth[slot]
+            rows[row]["tenant"] = self.index.tenant[slot]
+            rows[row]["ttl_left_ms"] = min(max(self._expires.get(slot, now_ms) - now_ms, 0), U32)
+            rows[row]["replicas"] = len(places)
+        return rows.tobytes()
+
+    def _head(self) -> bytes:
+        return m.LOOKUP_HEAD.pack(self.stores.epoch, 0 if self.breaker_open else LEASE_TTL_MS, 0, 0)
+
+    def view(self) -> View:
+        """The stores that locations may name."""
+        return View(epoch=self.stores.epoch, term=self.term, stores=[store.info() for store in self.stores])
+
+    # Writing.
+
+    def _put_start(self, conn: int, writer: Writer, body: bytes, *, now_ms: int) -> bytes:
+        replicas, flags, tenant, _, ttl_ms = _unpack(m.PUT_HEAD, body)
+        rows = _rows(body, m.PUT_ROW, start=m.PUT_HEAD.size, count_max=PUTS_PER_FRAME_MAX)
+        if not 1 <= replicas <= REPLICAS_MAX:
+            raise WireError(f"a put with {replicas} replicas; 1 to {REPLICAS_MAX}", fix="")
+        flags &= PERMANENT_FLAGS
+        if ttl_ms:
+            flags |= ObjectFlag.HAS_TTL
+        count = len(rows)
+        status = bytearray(count)
+        granted: list[bytes] = []
+        nothing = bytes(replicas * LOCATION_ROW.size)
+        digests = np.ascontiguousarray(rows["digest"])
+        slots = self.index.find(digests)
+        readable = self._readable(slots, now_ms=now_ms).tolist()
+        sizes, depths, raw = rows["size"].tolist(), rows["depth"].tolist(), digests.tobytes()
+        order = self._placement.order(writer, self._ready(), epoch=self.stores.epoch)
+        random = self.settings.placement is PlacementPolicy.RANDOM
+        for row, slot in enumerate(slots.tolist()):
+            granted.append(nothing)
+            if readable[row]:
+                self.index.touched_ms[slot] = now_ms & U32
+                status[row] = PutStatus.EXISTS
+                continue
+            if slot and self.index.location["store"][slot]:  # a key named twice is dropped once
+                self._drop(np.array([slot], np.int64), now_ms=now_ms)
+            digest = raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
+            put = self.puts.get(digest)
+            if put is not None and now_ms - put.started_ms >= PUT_TTL_MS:
+                self._preempt(put, now_ms=now_ms)
+                put = None
+            if put is None:
+                if random:
+                    order = self._placement.order(writer, self._ready(), epoch=self.stores.epoch)
+                size, depth = sizes[row], depths[row]
+                made = self._start(digest, size, order, replicas, flags, tenant, depth, ttl_ms, now_ms=now_ms)
+                if not isinstance(made, Put):
+                    status[row] = made
+                    continue
+                put = made
+            elif not flags & put.flags & ObjectFlag.PARTS or put.size != sizes[row]:
+                status[row] = PutStatus.IN_PROGRESS
+                continue
+            self.puts.join(put, conn)
+            rows_out = [
+                LOCATION_ROW.pack(put.generation, offset, put.size, store, put.flags)
+                for store, offset in put.places[:replicas]
+            ]
+            granted[row] = b"".join(rows_out).ljust(len(nothing), b"\0")
+        head = m.PUT_REPLY_HEAD.pack(self.stores.epoch, replicas)
+        return b"".join((head, status, bytes(-count % 8), *granted))
+
+    def _start(
+        self,
+        digest: bytes,
+        size: int,
+        order: Sequence[Candidate],
+        replicas: int,
+        flags: int,
+        tenant: int,
+        depth: int,
+        ttl_ms: int,
+        *,
+        now_ms: int,
+    ) -> Put | PutStatus:
+        """Give a new put its memory, or say why not."""
+        if not 0 < size <= OBJECT_BYTES_MAX or len(self.puts) >= PROCESSING_MAX:
+            return PutStatus.REFUSED
+        footprint = footprint_bytes(size, chunk_of(flags))
+        places = choose(order, self.stores.allocators, footprint=footprint, replicas=replicas)
+        if places is None:
+            self._pressure_bytes += footprint
+            self.counters.no_space += 1
+            return PutStatus.NO_SPACE
+        if replicas > 1:
+            flags |= ObjectFlag.REPLICATED
+        generation = self._next_generation()
+        put = Put(digest, generation, size, footprint, depth, tenant, flags, ttl_ms, now_ms, places)
+        self.puts.add(put)
+        return put
+
+    def _put_end(self, conn: int, body: bytes, *, now_ms: int) -> bytes:
+        rows = _rows(body, m.END_ROW, count_max=PUTS_PER_FRAME_MAX)
+        raw = np.ascontiguousarray(rows["digest"]).tobytes()
+        generations, written = rows["generation"].tolist(), rows["written"].tolist()
+        status = bytearray(len(rows))
+        done: list[Put] = []
+        for row, generation in enumerate(generations):
+            put = self.puts.get(raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES])
+            if put is None or put.generation != generation:
+                status[row] = PutStatus.GONE
+                continue
+            self.puts.pop(put)
+            kept = []
+            for replica, place in enumerate(put.places):
+                if place[0] and written[row] >> replica & 1:
+                    kept.append(place)
+                elif place[0]:
+                    self._release(place, put.generation, put.footprint, not_before_ms=now_ms)
+            put.places = kept
+            status[row] = PutStatus.STORED if kept else PutStatus.GONE
+            if kept:
+                done.append(put)
+        if done:
+            self._complete(done, now_ms=now_ms)
+        return bytes(status)
+
+    def _complete(self, puts: list[Put], *, now_ms: int) -> None:
+        """Make puts readable; recency is now, but no lease is granted."""
+        self.counters.puts += len(puts)
+        digests = np.frombuffer(b"".join(put.digest for put in puts), np.uint64).reshape(-1, 2)
+        for put in puts:
+            if len(put.places) == 1:
+                put.flags &= ~ObjectFlag.REPLICATED
+        locations = np.frombuffer(
+            b"".join(
+                LOCATION_ROW.pack(put.generation, put.places[0][1], put.size, put.places[0][0], put.flags)
+                for put in puts
+            ),
+            LOCATION,
+        )
+        stale = self.index.find(digests)
+        if stale.any():  # announced by another store while this put was under way: the newer one stays
+            self._drop(np.unique(stale[stale != 0]), now_ms=now_ms)
+        depths = np.array([put.depth for put in puts], np.uint16)
+        tenants = np.array([put.tenant for put in puts], np.uint16)
+        slots = self.index.insert(
+            digests, locations, depths, tenants, touched_ms=(now_ms - LEASE_TTL_MS) & U32
+        )
+        for put, slot in zip(puts, slots.tolist(), strict=True):
+            if len(put.places) > 1:
+                self._replicas[slot] = put.places[1:]
+            if put.ttl_ms:
+                self._expires[slot] = now_ms + put.ttl_ms
+                heapq.heappush(self._expiry, (now_ms + put.ttl_ms, slot, put.generation))
+            for store_id, _ in put.places:
+                store = self.stores.get(store_id)
+                if store is not None:
+                    store.objects += 1
+                    if store.announced is not None:
+                        store.announced[slot] = True
+        self._journal_complete(puts)
+
+    def _journal_complete(self, puts: list[Put]) -> None:
+        rows = [
+            COMPLETE.pack(
+                p.digest, p.generation, offset, p.size, store, p.flags, chunk_of(p.flags), p.depth, p.tenant
+            )
+            for p in puts
+            for store, offset in p.places
+        ]
+        entry = np.frombuffer(b"".join(rows), COMPLETE_ROW)
+        self.journal.append(JournalEntry(JournalKind.COMPLETE, entry))
+
+    def _put_revoke(self, body: bytes, *, now_ms: int) -> bytes:
+        rows = _rows(body, m.END_ROW, count_max=PUTS_PER_FRAME_MAX)
+        raw = np.ascontiguousarray(rows["digest"]).tobytes()
+        status = bytearray(len(rows))
+        for row, generation in enumerate(rows["generation"].tolist()):
+            put = self.puts.get(raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES])
+            if put is None or put.generation != generation:
+                status[row] = PutStatus.GONE
+            else:
+                self._abandon(put, now_ms=now_ms)
+                status[row] = PutStatus.REVOKED
+        return bytes(status)
+
+    def _abandon(self, put: Put, *, now_ms: int) -> None:
+        self.puts.pop(put)
+        for place in put.places:
+            if place[0]:
+                self._release(place, put.generation, put.footprint, not_before_ms=now_ms)
+
+    def _preempt(self, put: Put, *, now_ms: int) -> None:
+        self.counters.preempted += 1
+        self._abandon(put, now_ms=now_ms)
+
+    def _ready(self) -> list[Candidate]:
+        epoch, candidates = self._candidates
+        if epoch != self.stores.epoch:
+            candidates = [
+                Candidate(store.id, store.mount.host, store.mount.numa_node, store.mount.name)
+                for store in self.stores
+                if store.state is StoreState.READY
+            ]
+            self._candidates = (self.stores.epoch, candidates)
+        return candidates
+
+    def _next_generation(self) -> Generation:
+        self._sequence += 1
+        return Generation(self.term << GENERATION_SEQUENCE_BITS | self._sequence)
+
+    # Removing.
+
+    def _remove(self, conn: int, request: int, body: bytes, *, now_ms: int) -> bytes | None:
+        """Hide keys at once; the answer follows when their nodes have cleared the slots."""
+        _check_digests(body)
+        slots = self.index.find(_as_digests(body))
+        remove = _Remove(conn, request, bytearray(len(slots)), 0, now_ms + REMOVE_WAIT_MS)
+        first = dict.fromkeys(slots.tolist())  # a key named twice is removed once
+        rows = {slot: slots.tolist().index(slot) for slot in first if slot}
+        waits: list[tuple[tuple[StoreId, Generation], int]] = []
+        for slot, row in rows.items():
+            generation = Generation(int(self.index.location[slot]["generation"]))
+            for store_id, _ in self._places(slot, now_ms=now_ms):
+                waits.append(((store_id, generation), row))
+            remove.status[row] = RemoveStatus.REMOVED
+        if rows:
+            self._drop(np.array(list(rows), np.int64), now_ms=now_ms)
+            self.counters.removed += len(rows)
+        if not waits:
+            return bytes(remove.status)
+        for key, row in waits:
+            self._removes[key] = (remove, row)
+            remove.status[row] = RemoveStatus.HIDDEN
+            remove.waiting += 1
+        self._removes_open.append(remove)
+        return None
+
+    def _drop(self, slots: Slots, *, now_ms: int) -> None:
+        """Take COMPLETE objects out of the index; their memory comes back once their leases have ended."""
+        locations = self.index.location[slots]
+        ends = now_ms + LEASE_TTL_MS - ((now_ms - self.index.touched_ms[slots].astype(np.int64)) & U32)
+        footprints = footprint_bytes(locations["size"].astype(np.int64), chunks_of(locations["flags"]))
+        columns = (locations["generation"].tolist(), footprints.tolist(), ends.tolist())
+        places = self._unindex(slots, locations)
+        for held, generation, footprint, end in zip(places, *columns, strict=True):
+            for place in held:
+                self._release(place, generation, footprint, not_before_ms=end, was_complete=True)
+
+    def _unindex(self, slots: Slots, locations: Locations) -> list[list[tuple[StoreId, int]]]:
+        """Forget objects; where each of them lay."""
+        gone = np.empty(len(slots), GONE_ROW)
+        gone["digest"] = self.index.digests(slots)
+        gone["generation"] = locations["generation"]
+        self.journal.append(JournalEntry(JournalKind.GONE, gone))
+        places = [
+            [place] for place in zip(locations["store"].tolist(), locations["offset"].tolist(), strict=True)
+        ]
+        special = locations["flags"] & (ObjectFlag.REPLICATED | ObjectFlag.HAS_TTL)
+        for at in np.flatnonzero(special).tolist():
+            slot = int(slots[at])
+            places[at] += self._replicas.pop(slot, [])
+            self._expires.pop(slot, None)
+        self.index.remove(slots)
+        return places
+
+    def _release(
+        self,
+        place: tuple[StoreId, int],
+        generation: Generation,
+        footprint: int,
+        *,
+        not_before_ms: int,
+        was_complete: bool = False,
+    ) -> None:
+        store = self.stores.get(place[0])
+        if store is None:
+            return
+        if was_complete:
+            store.objects -= 1
+        self.stores.release(
+            place[0], generation=generation, offset=place[1], footprint=footprint, not_before_ms=not_before_ms
+        )
+
+    def _freed(self, store: Store, body: bytes, *, now_ms: int) -> None:
+        for generation in _rows(body, m.FREE_ROW)["generation"].tolist():
+            self.stores.cleared(store, generation, now_ms=now_ms)
+            self._remove_confirmed(store.id, generation)
+
+    def _remove_confirmed(self, store_id: StoreId, generation: Generation) -> None:
+        waiting = self._removes.pop((store_id, generation), None)
+        if waiting is None:
+            return
+        remove, row = waiting
+        remove.status[row] = RemoveStatus.REMOVED
+        remove.waiting -= 1
+        if remove.waiting == 0:
+            self._remove_reply(remove)
+
+    def _remove_reply(self, remove: _Remove) -> None:
+        self.out.append(
+            (remove.conn, wire.pack(wire.reply(Kind.REMOVE), bytes(remove.status), remove.request))
+        )
+        remove.waiting = 0
+
+    # Stores.
+
+    def _store_of(self, peer: _Conn) -> Store:
+        if peer.store is None:
+            raise WireError(f"store {peer.hello.name} spoke before it mounted", fix="")
+        return peer.store
+
+    def restore(self, recovery: Recovery, *, now_ms: int) -> None:
+        """
+        Take over what a journal says, before anybody connects.
+
+        Its stores are hidden until they come back with the same incarnation; what they then announce decides.
+        """
+        for info in recovery.stores.values():
+            mount = m.Mount(
+                highest_generation=0,
+                **{
+                    name: getattr(info, name)
+                    for name in m.Mount.__struct_fields__
+                    if name != "highest_generation"
+                },
+            )
+            self.stores.add(mount, conn=0, state=StoreState.SUSPECTED, now_ms=now_ms, store_id=info.id)
+        rows = recovery.rows
+        for start in range(0, len(rows), RESTORE_BATCH):
+            part = rows[start : start + RESTORE_BATCH]
+            digests = np.ascontiguousarray(part["digest"])
+            _, first = np.unique(digests, axis=0, return_index=True)
+            fresh = np.zeros(len(part), np.bool_)
+            fresh[first] = True
+            fresh &= self.index.find(digests) == 0
+            part_fresh = part[fresh]
+            self.index.insert(
+                np.ascontiguousarray(part_fresh["digest"]),
+                part_fresh["location"],
+                part_fresh["depth"],
+                part_fresh["tenant"],
+                touched_ms=(now_ms - LEASE_TTL_MS) & U32,
+            )
+            for row in part[~fresh]:
+                slot = int(self.index.find(np.ascontiguousarray(row["digest"]).reshape(1, 2))[0])
+                place = (StoreId(int(row["location"]["store"])), int(row["location"]["offset"]))
+                if place not in self._all_places(slot):
+                    self._replicas.setdefault(slot, []).append(place)
+
+    def _mount(self, conn: int, peer: _Conn, mount: m.Mount, *, now_ms: int) -> bytes:
+        """Take a store node in; one that was only away keeps its id and all its objects."""
+        if mount.highest_generation >> GENERATION_SEQUENCE_BITS > self.term:
+            raise Refused(
+                f"store {mount.name} has seen master term {mount.highest_generation >> GENERATION_SEQUENCE_BITS},"
+                f" this master is at term {self.term}",
+                fix="the master must raise its term first",
+            )
+        known = self.stores.named(mount.name)
+        if known is not None and known.mount.incarnation != mount.incarnation:
+            self._lose(known, now_ms=now_ms, reason="it was restarted")
+            known = None
+        if known is not None and known.state is StoreState.GONE:
+            known = None
+        if known is None:
+            known = self.stores.add(mount, conn=conn, state=StoreState.ANNOUNCING, now_ms=now_ms)
+            self.journal.append(JournalEntry(JournalKind.STORE, store=known.info()))
+            fresh = True
+        else:
+            fresh = known.populated_bytes == 0
+            known.mount = mount
+            known.conn = conn
+        known.seen_ms = now_ms
+        peer.store = known
+        if fresh:
+            known.announced = np.zeros(self.settings.objects_max + 1, np.bool_)  # zero pages until touched
+            self.stores.set_state(known, StoreState.ANNOUNCING)
+        else:
+            self.stores.set_state(known, StoreState.READY)
+            known.unsent = [(generation, release.offset) for generation, release in known.releasing.items()]
+            self.stores.unsent = True
+        known.populate(mount.populated_bytes)
+        self._event(now_ms, "store.mounted", mount.name, id=known.id, objects=mount.objects)
+        return msgspec.msgpack.encode(m.Mounted(store_id=known.id, term=self.term, announce=fresh))
+
+    def _announce(self, store: Store, body: bytes, *, now_ms: int) -> bytes:
+        """
+        Rows of a node's slot table, after the master or the node started; an empty frame ends them.
+
+        The node is right about what its memory holds. Where two stores hold one key, the newer generation stays.
+        """
+        if store.announced is None:
+            raise WireError(f"store {store.mount.name} announced slots nobody asked for", fix="")
+        rows = _rows(body, m.SLOT_ROW)
+        if not len(rows):
+            self._announced(store, now_ms=now_ms)
+            return b""
+        footprints = footprint_bytes(rows["size"].astype(np.int64), chunks_of(rows["flags"]))
+        free = store.allocator.reserve_batch(rows["offset"], footprints.astype(np.uint64))
+        forget = rows[~free]  # beyond what is populated, or twice the same memory
+        rows = rows[free]
+        digests = np.ascontiguousarray(rows["digest"])
+        known = self.index.find(digests)
+        _, first = np.unique(digests, axis=0, return_index=True)
+        simple = known == 0
+        simple[np.setdiff1d(np.arange(len(rows)), first, assume_unique=True)] = False
+        if len(self.puts):
+            simple[:] = False
+        self._adopt(store, rows[simple], now_ms=now_ms)
+        for row in rows[~simple]:
+            self._announce_one(store, row, now_ms=now_ms)
+        answer = np.empty(len(forget), m.FREE_ROW)
+        answer["generation"], answer["offset"] = forget["generation"], forget["offset"]
+        return answer.tobytes()
+
+    def _announce_one(self, store: Store, row: np.void, *, now_ms: int) -> None:
+        """One announced slot whose key is known, being written, or named twice."""
+        digest, generation, offset, size, _, _, _, flags = row.tolist()
+        slot = self.index.find_one(np.ascontiguousarray(row["digest"]).tobytes())
+        known = int(self.index.location["generation"][slot]) if slot else 0
+        if slot and known == generation:
+            assert store.announced is not None
+            if (store.id, offset) not in self._all_places(slot):
+                self._replicas.setdefault(slot, []).append((store.id, offset))
+                self.index.location["flags"][slot] |= ObjectFlag.REPLICATED
+            store.announced[slot] = True
+            store.objects += 1
+        elif known < generation and self.puts.get(np.array(digest, np.uint64).tobytes()) is None:
+            if slot:
+                self._drop(np.array([slot], np.int64), now_ms=now_ms)
+            self._adopt(store, np.array([row], m.SLOT_ROW), now_ms=now_ms)
+        else:
+            footprint = footprint_bytes(size, chunk_of(flags))
+            self._release((store.id, offset), Generation(generation), footprint, not_before_ms=now_ms)
+
+    def _adopt(self, store: Store, rows: NDArray[np.void], *, now_ms: int) -> None:
+        """Objects that only their store knew: keys that are absent and distinct."""
+        if not len(rows):
+            return
+        locations = np.empty(len(rows), LOCATION)
+        for name in ("generation", "offset", "size"):
+            locations[name] = rows[name]
+        locations["store"] = store.id
+        locations["flags"] = rows["flags"] & PERMANENT_FLAGS
+        digests = np.ascontiguousarray(rows["digest"])
+        slots = self.index.insert(
+            digests, locations, rows["depth"], rows["tenant"], touched_ms=(now_ms - LEASE_TTL_MS) & U32
+        )
+        assert store.announced is not None
+        store.announced[slots] = True
+        store.objects += len(rows)
+        self.counters.adopted += len(rows)
+        entry = np.empty(len(rows), COMPLETE_ROW)
+        entry["location"] = locations
+        for name in ("digest", "chunk", "depth", "tenant"):
+            entry[name] = rows[name]
+        self.journal.append(JournalEntry(JournalKind.COMPLETE, entry))
+
+    def further_places(self, slots: Slots) -> list[tuple[int, StoreId, int]]:
+        """Slot, store and offset of every replica beyond the first."""
+        if not self._replicas:
+            return []
+        return [(slot, *place) for slot in slots.tolist() for place in self._replicas.get(slot, ())]
+
+    def used_bytes(self) -> int:
+        """Memory of objects that are readable or being written."""
+        return self.stores.capacity_bytes() - self.stores.free_bytes() - self.stores.releasing_bytes()
+
+    def _all_places(self, slot: int) -> list[tuple[StoreId, int]]:
+        row = self.index.location[slot]
+        return [(StoreId(int(row["store"])), int(row["offset"])), *self._replicas.get(slot, ())]
+
+    def _announced(self, store: Store, *, now_ms: int) -> None:
+        """The announcement is whole: what the journal placed there and the node does not hold is swept."""
+        self.stores.set_state(store, StoreState.READY)
+        self._event(now_ms, "store.ready", store.mount.name, id=store.id, objects=store.objects)
+        self._sweeps.append((store, 0))
+
+    def _beat(self, peer: _Conn, beat: m.Beat, *, now_ms: int) -> bytes:
+        store = peer.store
+        if store is None or store.state is StoreState.GONE:
+            return m.BEAT_REPLY.pack(self.term, 1, self._floor())
+        store.seen_ms = now_ms
+        clear = beat.loop_lag_ms < STORE_TTL_MS and now_ms >= store.suspect_until_ms
+        if store.state is StoreState.SUSPECTED and clear:
+            self.stores.set_state(
+                store, StoreState.READY if store.announced is None else StoreState.ANNOUNCING
+            )
+            self._event(now_ms, "store.recovered", store.mount.name)
+        elif store.state in (StoreState.READY, StoreState.ANNOUNCING) and beat.loop_lag_ms >= STORE_TTL_MS:
+            self.stores.set_state(store, StoreState.SUSPECTED)
+            self._event(now_ms, "store.suspected", store.mount.name, reason="its data loop stands still")
+        store.populate(beat.populated_bytes)
+        return m.BEAT_REPLY.pack(self.term, 0, self._floor())
+
+    def _floor(self) -> int:
+        """No put below this generation is under way any more."""
+        oldest = self.puts.oldest()
+        return (
+            oldest.generation
+            if oldest is not None
+            else self.term << GENERATION_SEQUENCE_BITS | self._sequence + 1
+        )
+
+    def _lose(self, store: Store, *, now_ms: int, reason: str) -> None:
+        """A store's memory is gone: nothing names it from now on; its metadata is swept in slices."""
+        if store.state is StoreState.GONE:
+            return
+        self.stores.set_state(store, StoreState.GONE)
+        self._event(now_ms, "store.lost", store.mount.name, id=store.id, reason=reason, objects=store.objects)
+        self.journal.append(JournalEntry(JournalKind.STORE, store=store.info()))
+        for generation in list(store.releasing):
+            self._remove_confirmed(store.id, generation)
+        store.releasing.clear()
+        store.unsent.clear()
+        for put in self.puts:
+            if any(place[0] == store.id for place in put.places):
+                put.places = [(StoreId(0), 0) if place[0] == store.id else place for place in put.places]
+                if not any(place[0] for place in put.places):
+                    self.puts.pop(put)
+        self._sweeps.append((store, 0))
+
+    def _report(self, hello: Hello, report: m.Report, *, now_ms: int) -> bytes:
+        """A client could not read from a store; the group's breaker counts the hosts that say so."""
+        store = self.stores.get(report.store_id)
+        if store is not None and store.state in SERVING:
+            store.reports = {host: at for host, at in store.reports.items() if now_ms - at < REPORT_WINDOW_MS}
+            store.reports[hello.host] = now_ms
+            self._event(now_ms, "store.reported", store.mount.name, reason=report.reason, host=hello.host)
+            if len(store.reports) >= REPORT_HOSTS_MIN:
+                store.suspect_until_ms = now_ms + SUSPECT_MS
+                self.stores.set_state(store, StoreState.SUSPECTED)
+                self._event(
+                    now_ms, "store.suspected", store.mount.name, reason="two hosts cannot read from it"
+                )
+        if report.stores_down * 2 >= report.stores > 0:
+            hosts = len({peer.hello.host for peer in self._conns.values() if peer.hello.role == "client"})
+            if self.breaker.report(hello.host, host_count=hosts, now_ms=now_ms):
+                self._event(now_ms, "breaker.opened", self.settings.group, hosts=hosts)
+        return self._head()
+
+    # Background work, in slices.
+
+    def next_frames(self) -> list[tuple[int, bytes]]:
+        """Frames for other connections since the last call."""
+        frames, self.out = self.out, []
+        if not self.stores.unsent:
+            return frames
+        self.stores.unsent = False
+        for store in self.stores:
+            if store.unsent and store.conn:
+                rows, store.unsent = store.unsent, []
+                for start in range(0, len(rows), KEYS_PER_FRAME_MAX):
+                    body = (
+                        m.FREE_HEAD.pack(self._floor())
+                        + np.array(rows[start : start + KEYS_PER_FRAME_MAX], m.FREE_ROW).tobytes()
+                    )
+                    frames.append((store.conn, wire.pack(Kind.FREE, body)))
+        return frames
+
+    def tick(self, *, now_ms: int) -> None:
+        """
+        Deadlines: silent stores, dead writers, removes that waited long enough, the group's breaker.
+
+        A pause of our own (a stopped process, a stalled machine) is not held against anybody.
+        """
+        pause = now_ms - self._ticked_ms - TICK_MS
+        self._ticked_ms = now_ms
+        for store in self.stores:
+            if pause > TICK_MS:
+                store.seen_ms += pause
+            silent = now_ms - store.seen_ms
+            if store.state is StoreState.GONE or silent < STORE_TTL_MS:
+                continue
+            if store.conn == 0 or silent >= 2 * STORE_TTL_MS:
+                self._lose(store, now_ms=now_ms, reason=f"silent for {silent} ms")
+            elif store.state is not StoreState.SUSPECTED:
+                self.stores.set_state(store, StoreState.SUSPECTED)
+                self._event(now_ms, "store.suspected", store.mount.name, reason=f"silent for {silent} ms")
+        while (put := self.puts.oldest()) is not None and now_ms - put.started_ms >= PUT_TTL_MS:
+            self._preempt(put, now_ms=now_ms)
+        while self._removes_open and (
+            not self._removes_open[0].waiting or self._removes_open[0].deadline_ms <= now_ms
+        ):
+            remove = self._removes_open.popleft()
+            if remove.waiting:
+                self._removes = {key: value for key, value in self._removes.items() if value[0] is not remove}
+                self._remove_reply(remove)
+        self._leases.clamp_ages(now_ms32=now_ms & U32, slots_used=self.index.slots_used, budget=CLAMP_SLOTS)
+        if self.breaker.try_probe(now_ms=now_ms):
+            # The best we can tell from here: with stores to read from, let the clients try.
+            serving = any(store.state is StoreState.READY for store in self.stores)
+            self.breaker.record_probe(serving, now_ms=now_ms)
+            if serving:
+                self._event(now_ms, "breaker.closed", self.settings.group)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether ``next_frames`` has any."""
+        return bool(self.out) or self.stores.unsent
+
+    def raise_term(self, term: int) -> None:
+        """A newer term, made durable by the caller: generations from now on are above all earlier ones."""
+        assert term > self.term
+        self.term, self._sequence = term, 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``work`` should be called soon, and after answers, rather than now and then."""
+        return bool(self._sweeps) or self._evicting or self._pressure_bytes > 0 or self.index.growing
+
+    def work(self, *, now_ms: int) -> None:
+        """One slice of background work, at most about 0.3 ms."""
+        self.stores.mature(now_ms=now_ms, count_max=EVICT_SLICE)
+        self._expire(now_ms=now_ms)
+        self._evict(now_ms=now_ms)
+        self._sweep(now_ms=now_ms)
+        if self.index.growing:
+            self.index.maintain(SWEEP_SLICE)
+
+    def _expire(self, *, now_ms: int) -> None:
+        due: list[int] = []
+        while self._expiry and self._expiry[0][0] <= now_ms and len(due) < EVICT_SLICE:
+            _, slot, generation = heapq.heappop(self._expiry)
+            if int(self.index.location[slot]["generation"]) == generation:
+                due.append(slot)
+        if due:
+            self._drop(np.array(due, np.int64), now_ms=now_ms)
+
+    def _evict(self, *, now_ms: int) -> None:
+        """Keep a little of the pool free: start above the high watermark, stop below the low one."""
+        capacity = self.stores.capacity_bytes()
+        used = self.used_bytes()
+        high = used > capacity * self.settings.eviction_high_watermark
+        if not (high or self._pressure_bytes or self._evicting):
+            return
+        self._evicting = used > capacity * self.settings.eviction_low_watermark
+        if not (self._evicting or self._pressure_bytes):
+            return
+        interval = 1 if high or self._pressure_bytes else EVICT_INTERVAL_MS
+        if now_ms - self._last_evict_ms < interval:
+            return
+        self._last_evict_ms = now_ms
+        victims = self._evictor.step(now_ms32=now_ms & U32, count_max=EVICT_SLICE)
+        if self._evictor.exhausted:
+            self._pressure_bytes = 0
+        if not len(victims):
+            return
+        sizes = int(self.index.location["size"][victims].astype(np.int64).sum())
+        self._pressure_bytes = max(0, self._pressure_bytes - sizes)
+        self._drop(victims, now_ms=now_ms)
+        self.counters.evicted += len(victims)
+
+    def _sweep(self, *, now_ms: int) -> None:
+        """Take objects out of the index that a lost store held, or that a store did not announce."""
+        if not self._sweeps:
+            return
+        store, start = self._sweeps.popleft()
+        stop = min(start + SWEEP_SLICE, self.index.slots_used)
+        window = np.arange(max(start, 1), stop, dtype=np.int64)
+        held = self.index.location["store"][window] == store.id
+        if self._replicas:
+            held |= (self.index.location["flags"][window] & ObjectFlag.REPLICATED) != 0
+        if store.announced is not None:
+            held &= ~store.announced[window]
+        dead: list[int] = []
+        for slot in window[held].tolist():
+            places = self._all_places(slot)
+            if store.id not in [place[0] for place in places]:
+                continue
+            left = [place for place in places if place[0] != store.id]
+            if not left:
+                dead.append(slot)
+                continue
+            self.index.location["store"][slot], self.index.location["offset"][slot] = left[0]
+            self._replicas[slot] = left[1:]
+            if not left[1:]:
+                del self._replicas[slot]
+                self.index.location["flags"][slot] &= ~np.uint16(ObjectFlag.REPLICATED)
+        if dead:
+            self.counters.swept += len(dead)
+            slots = np.array(dead, np.int64)
+            self._unindex(
+                slots, self.index.location[slots]
+            )  # no memory comes back: it is lost, or given anew
+        if stop < self.index.slots_used:
+            self._sweeps.append((store, stop))
+            return
+        store.announced = None
+        if store.state is StoreState.GONE:
+            self.stores.forget(store)
+            self._event(now_ms, "store.forgotten", store.mount.name, id=store.id)
+
+    def _event(self, now_ms: int, event: str, subject: str, **detail: str | int | float | bool) -> None:
+        self.events.append(CoreEvent(now_ms, event, subject, detail))
+
+
+_STORE_KINDS: Final = frozenset({Kind.MOUNT, Kind.SLOTS, Kind.BEAT, Kind.UNMOUNT, wire.reply(Kind.FREE)})
+
+
+def _check_digests(body: bytes) -> None:
+    if len(body) % DIGEST_BYTES or len(body) > KEYS_PER_FRAME_MAX * DIGEST_BYTES:
+        raise WireError(
+            f"a request of {len(body)} B is no batch of up to {KEYS_PER_FRAME_MAX} digests",
+            fix="send smaller batches",
+        )
+
+
+def _as_digests(body: bytes) -> Digests:
+    return np.frombuffer(body, np.uint64).reshape(-1, 2)
+
+
+def _unpack(layout: struct.Struct, body: bytes) -> tuple[int, ...]:
+    try:
+        return layout.unpack_from(body)
+    except struct.error as error:
+        raise WireError("a request is shorter than its head", fix="") from error
+
+
+def _rows(
+    body: bytes, dtype: np.dtype[np.void], *, start: int = 0, count_max: int = KEYS_PER_FRAME_MAX
+) -> NDArray[np.void]:
+    """
+    The packed rows of a body.
+
+    Raises:
+        WireError: Not a whole number of rows, or too many.
+    """
+    size = len(body) - start
+    if size < 0 or size % dtype.itemsize or size // dtype.itemsize > count_max:
+        raise WireError(
+            f"a body of {len(body)} B holds no whole rows of {dtype.itemsize} B, or more than {count_max}",
+            fix="",
+        )
+    return np.frombuffer(body, dtype, offset=start)

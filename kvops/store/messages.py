@@ -1,0 +1,220 @@
+"""
+Bodies of the wire's frames: packed rows where they are many, msgpack structs where they are few.
+
+Every row type is little-endian and pinned by golden bytes in the tests. Digests are 16 bytes a key, concatenated.
+
+====================  =======================================  ==============================================
+request               body                                     answer
+====================  =======================================  ==============================================
+EXISTS                digests                                  one byte a key: 1 present, 0 absent
+LOOKUP                digests                                  LOOKUP_HEAD, LOCATION rows, EXTRA rows
+PUT_START             PUT_HEAD, PUT_ROW rows                   PUT_REPLY_HEAD, statuses, padding to 8, LOCATIONs
+PUT_END               END_ROW rows                             one PutStatus byte a row
+PUT_REVOKE            END_ROW rows                             one PutStatus byte a row
+TOUCH                 digests                                  LOOKUP_HEAD
+REMOVE                digests                                  one RemoveStatus byte a key
+STAT                  digests                                  STAT_ROW rows
+VIEW                  nothing                                  View
+REPORT                Report                                   LOOKUP_HEAD
+MOUNT                 Mount                                    Mounted
+SLOTS                 SLOT_ROW rows; none: the end             FREE_ROW rows of slots to forget
+BEAT                  Beat                                     BEAT_REPLY
+FREE (from master)    FREE_HEAD, FREE_ROW rows                 FREE_ROW rows (all of them, when cleared)
+UNMOUNT               nothing                                  nothing
+WRITE                 WRITE_HEAD, key, digests; payload        WRITE_REPLY
+READ                  READ_ROW rows                            one frame a row: READ_REPLY, header, trailer; payload
+MAP                   nothing                                  MapReply, with the segment's descriptor
+LIST                  ListQuery                                ListReply
+DESCRIBE              FREE_ROW rows                            DescribeReply
+====================  =======================================  ==============================================
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from kvops.store.model import LOCATION
+
+LOOKUP_HEAD: Final = struct.Struct("<IIII")
+"""View epoch, lease in ms (0: the group's breaker is open), count of EXTRA rows, reserved."""
+
+EXTRA: Final = np.dtype([("index", "<u4"), ("reserved", "<u4"), ("location", LOCATION)])
+"""A further replica of the key at ``index`` in the request."""
+assert EXTRA.itemsize == 32
+
+PUT_HEAD: Final = struct.Struct("<HHHHI")
+"""Replicas, ObjectFlag, tenant, reserved, TTL in ms."""
+
+PUT_ROW: Final = np.dtype([("digest", "<u8", (2,)), ("size", "<u4"), ("depth", "<u2"), ("reserved", "<u2")])
+assert PUT_ROW.itemsize == 24
+
+PUT_REPLY_HEAD: Final = struct.Struct("<II")
+"""View epoch, replicas; then ``n`` PutStatus bytes, zeros up to a multiple of 8, ``n * replicas`` LOCATIONs."""
+
+END_ROW: Final = np.dtype([("digest", "<u8", (2,)), ("generation", "<u8"), ("written", "<u8")])
+"""``written``: bit i is set when replica i holds the whole object."""
+END: Final = struct.Struct("<16sQQ")  # the same, for one row
+assert END_ROW.itemsize == END.size == 32
+
+STAT_ROW: Final = np.dtype(
+    [
+        ("location", LOCATION),
+        ("age_ms", "<u4"),
+        ("depth", "<u2"),
+        ("tenant", "<u2"),
+        ("ttl_left_ms", "<u4"),
+        ("replicas", "<u4"),
+    ]
+)
+assert STAT_ROW.itemsize == 40
+
+FREE_HEAD: Final = struct.Struct("<Q")
+"""The oldest generation whose put may still be under way: a node refuses to open slots below it."""
+
+FREE_ROW: Final = np.dtype([("generation", "<u8"), ("offset", "<u8")])
+assert FREE_ROW.itemsize == 16
+
+SLOT_ROW: Final = np.dtype(
+    [
+        ("digest", "<u8", (2,)),
+        ("generation", "<u8"),
+        ("offset", "<u8"),
+        ("size", "<u4"),
+        ("chunk", "<u4"),
+        ("depth", "<u2"),
+        ("tenant", "<u2"),
+        ("flags", "<u4"),
+    ]
+)
+assert SLOT_ROW.itemsize == 48
+WRITE_HEAD: Final = struct.Struct("<16s16sQQIIIIHHHH")
+"""Digests of index and key, generation, offset, size, part offset and length, chunk, depth, tenant, flags, key size."""
+
+WRITE_REPLY: Final = struct.Struct("<HHI")
+"""NodeStatus, 1 when the object is whole and sealed, reserved."""
+
+READ_ROW: Final = np.dtype([("generation", "<u8"), ("offset", "<u8"), ("start", "<u4"), ("length", "<u4")])
+"""``start`` and ``length`` in bytes of payload, chunk-aligned but for the object's end."""
+assert READ_ROW.itemsize == 24
+
+READ_REPLY: Final = struct.Struct("<HHI")
+"""NodeStatus, reserved, trailer bytes that follow the 64-byte header (the whole trailer)."""
+
+BEAT_REPLY: Final = struct.Struct("<IIQ")
+"""Term, 1 when the master no longer knows this mount, the FREE_HEAD floor."""
+
+
+class PutStatus(IntEnum):
+    """What became of one row of a put."""
+
+    GRANTED = 0
+    EXISTS = 1
+    IN_PROGRESS = 2
+    NO_SPACE = 3
+    REFUSED = 4
+    STORED = 5
+    GONE = 6  # pre-empted, revoked, or its store was lost
+    REVOKED = 7
+
+
+class RemoveStatus(IntEnum):
+    """What became of one key of a remove."""
+
+    ABSENT = 0
+    REMOVED = 1
+    HIDDEN = 2  # no lookup names it; its store has not confirmed yet that the slot is cleared
+
+
+class NodeStatus(IntEnum):
+    """What a node says to one write or read."""
+
+    OK = 0
+    STALE = 1  # no such generation at that offset
+    REFUSED = 2  # bounds, or a shape that does not fit the slot
+    GONE = 3  # the slot was given to somebody else while the payload came in
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
+    """A store node offers its memory."""
+
+    name: str
+    host: str
+    numa_node: int
+    incarnation: int
+    boot_id: str
+    pid: int
+    address: str
+    unix_path: str
+    http_address: str
+    capacity_bytes: int
+    populated_bytes: int
+    highest_generation: int
+    objects: int
+    transports: list[str]
+
+
+class Mounted(msgspec.Struct, frozen=True, kw_only=True):
+    """The master's answer: the id that locations will carry."""
+
+    store_id: int
+    term: int
+    announce: bool  # the master does not know what the store holds: send the slot table
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True):
+    """A store node lives."""
+
+    populated_bytes: int
+    objects: int
+    used_bytes: int
+    loop_lag_ms: int  # since the data loop last ticked
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """A client's experience with a store."""
+
+    store_id: int
+    reason: str  # Reason
+    stores: int  # that this client knows
+    stores_down: int  # … and whose breaker is open
+
+
+class MapReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The segment whose descriptor comes with this frame."""
+
+    incarnation: int
+    segment_bytes: int
+
+
+class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of one store, by prefix."""
+
+    prefix: str
+    limit: int
+    cursor: int  # 0 to begin; then what the last page said
+
+
+class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One key of one store."""
+
+    key: str
+    size_bytes: int
+    generation: int
+    depth: int
+
+
+class ListReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of keys, in the order in which they lie; ``cursor`` is -1 at the end."""
+
+    rows: list[KeyRow]
+    cursor: int
+
+
+def encode(body: msgspec.Struct) -> bytes:
+    """A msgpack body."""
+    return msgspec.msgpack.encode(body)

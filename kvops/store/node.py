@@ -1,0 +1,317 @@
+"""The store node's process: one event loop around ``NodeCore``, its sockets, its memory, its session."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from kvops.errors import KvopsError, Refused, WireError
+from kvops.files import read_secret
+from kvops.log import configure, log
+from kvops.metrics import Reading, expose, serve_http
+from kvops.net import wire
+from kvops.net.auth import Hello, Listener, Welcome
+from kvops.net.link import Address
+from kvops.net.peer import Peers, WirePeer
+from kvops.net.wire import Frame, Kind
+from kvops.notify import notify, notify_ready
+from kvops.store import messages as m
+from kvops.store.config import StoreConfig
+from kvops.store.limits import CONNECTIONS_MAX
+from kvops.store.listen import boot_id, listen_tcp, listen_unix
+from kvops.store.node_core import NodeCore, Write
+from kvops.store.segment import Segment
+from kvops.store.session import SLOTS_PER_FRAME, Session
+
+TICK_S: Final = 0.05
+ON_LOOP_TIMEOUT_S: Final = 2.0
+STOP_TIMEOUT_S: Final = 3.0
+
+
+class _Peer(WirePeer):
+    """A client's connection to the node."""
+
+    buffer_bytes = 4 << 10
+
+    def __init__(self, node: Node, listener: Listener) -> None:
+        super().__init__(listener, node.welcome, node.connections)
+        self._node = node
+        self._core = node.core
+        self._write: Write | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """A write under way is given up; its slot stays open until the master frees it."""
+        super().connection_lost(exc)
+        if self._write is not None:
+            self._core.write_lost(self._write)
+            self._write = None
+
+    def payload(self, frame: Frame, body: bytes) -> memoryview | None:
+        """Straight into the segment, if the slot may be written."""
+        if frame.kind != Kind.WRITE:
+            return super().payload(frame, body)
+        self._write = self._core.write_begin(body, frame.payload_bytes, on_abort=self.discard_payload)
+        return self._write.target
+
+    def frame(self, frame: Frame, body: bytes) -> None:
+        """One request."""
+        match frame.kind:
+            case Kind.WRITE if self._write is not None:
+                write, self._write = self._write, None
+                self.reply(frame, self._core.write_end(write))
+            case Kind.READ:
+                self._read(frame, body)
+            case Kind.MAP:
+                self._map(frame)
+            case Kind.LIST:
+                self.reply(frame, self._core.list(body))
+            case _:
+                raise WireError(f"a store got frame kind {frame.kind}", fix="")
+
+    def _read(self, frame: Frame, body: bytes) -> None:
+        buffers: list[bytes | memoryview] = []
+        for head, payload in self._core.read(body):
+            size = 0 if payload is None else len(payload)
+            buffers.append(wire.pack(wire.reply(Kind.READ), head, frame.request, size))
+            if payload is not None:
+                buffers.append(payload)
+        self.transport.writelines(buffers)
+
+    def _map(self, frame: Frame) -> None:
+        """Send the segment's descriptor; the frame is small and nothing is queued before it."""
+        node = self._node
+        body = m.encode(m.MapReply(incarnation=node.core.incarnation, segment_bytes=node.segment.size_bytes))
+        data = wire.pack(wire.reply(Kind.MAP), body, frame.request)
+        raw = self.transport.get_extra_info("socket")
+        if raw.family != socket.AF_UNIX:
+            raise Refused("a segment can be mapped on its own host only", fix="read by tcp")
+        with socket.socket(fileno=os.dup(raw.fileno())) as sock:
+            sock.setblocking(False)
+            try:
+                socket.send_fds(sock, [data], [node.segment.fd])
+            except OSError:
+                self.transport.abort()  # it does not read: it can ask again
+
+
+class Node:
+    """One store node, from its sockets to its memory."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self.config = config
+        self.connections = Peers(CONNECTIONS_MAX)
+        self.segment: Segment
+        self.core: NodeCore
+        self._secret = read_secret(Path(config.secret_file))
+        self._loop: asyncio.AbstractEventLoop
+        self._stop = asyncio.Event()
+        self._ticked = time.monotonic()
+        self._addresses: dict[str, str] = {}
+        self._mounted = threading.Event()
+        self._exit_code = 0
+
+    async def run(self) -> int:
+        """Serve until SIGTERM or SIGINT."""
+        self._loop = loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        incarnation = secrets.randbits(63) | 1
+        self.segment = Segment(self.config.segment_size_bytes, name=self.config.name)
+        self.core = NodeCore(self.segment.memory, incarnation=incarnation)
+        self.segment.populate_first()
+        servers = await self._listen()
+        http = serve_http(self.config.http, ready=self._is_ready)
+        self._addresses["http"] = http.address
+        metrics = expose(self._readings())
+        session = Session(
+            [Address.parse(text) for text in self.config.masters],
+            secret=self._secret,
+            hello=self._hello,
+            owner=self,
+        )
+        session.start()
+        workers = self.segment.populate(on_failure=self._no_memory)
+        ticks = loop.create_task(self._tick())
+        await self._stop.wait()
+        notify("STOPPING=1")
+        log.info("store.stopping")
+        await asyncio.to_thread(session.stop, STOP_TIMEOUT_S)
+        ticks.cancel()
+        for server in servers:
+            server.close()
+        self.connections.abort()
+        metrics.close()
+        http.close()
+        self.segment.close()
+        for worker in workers:
+            await asyncio.to_thread(worker.join, STOP_TIMEOUT_S)
+        if self.config.unix_path:
+            Path(self.config.unix_path).unlink(missing_ok=True)
+        return self._exit_code
+
+    async def _listen(self) -> list[asyncio.Server]:
+        loop = self._loop
+        listening = listen_tcp(Address.parse(self.config.listen))
+        servers = [await loop.create_server(self._accept, sock=listening)]
+        host, port = listening.getsockname()[:2]
+        self._addresses["listen"] = f"{host}:{port}"
+        if self.config.unix_path:
+            servers.append(
+                await loop.create_unix_server(self._accept, sock=listen_unix(self.config.unix_path))
+            )
+            self._addresses["unix"] = self.config.unix_path
+        return servers
+
+    def _accept(self) -> WirePeer:
+        return _Peer(self, Listener(self._secret, self.config.group))
+
+    def _no_memory(self, error: Refused) -> None:
+        log.error("segment.refused", error=error.what, fix=error.fix)
+        if self.segment.populated_bytes == 0:
+            self._exit_code = error.exit_code
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    async def _tick(self) -> None:
+        while True:
+            self._ticked = time.monotonic()
+            await asyncio.sleep(TICK_S)
+
+    def _is_ready(self) -> tuple[bool, str]:
+        return (True, "") if self._mounted.is_set() else (False, "not mounted at the master yet")
+
+    def welcome(self) -> Welcome:
+        """What a client learns of us."""
+        return Welcome(
+            role="store",
+            name=self.config.name,
+            term=0,
+            incarnation=self.core.incarnation,
+            boot_id=boot_id(),
+            unix_path=self.config.unix_path,
+        )
+
+    def _hello(self) -> Hello:
+        return Hello(
+            role="store",
+            group=self.config.group,
+            name=self.config.name,
+            host=self.config.host,
+            numa_node=self.config.numa_node,
+            pid=os.getpid(),
+            boot_id=boot_id(),
+            nonce=os.urandom(16),
+        )
+
+    def _readings(self) -> list[Reading]:
+        core, segment = self.core, self.segment
+        return [
+            Reading(
+                name="kvops_store_segment_bytes", help="Size of the segment.", read=lambda: segment.size_bytes
+            ),
+            Reading(
+                name="kvops_store_populated_bytes",
+                help="Memory that is prepared and may be allocated.",
+                read=lambda: segment.populated_bytes,
+            ),
+            Reading(name="kvops_store_used_bytes", help="Memory of slots.", read=lambda: core.used_bytes),
+            Reading(name="kvops_store_objects", help="Complete objects.", read=lambda: core.objects),
+            Reading(
+                name="kvops_store_connections", help="Open connections.", read=lambda: len(self.connections)
+            ),
+            Reading(
+                name="kvops_store_read_bytes_total",
+                help="Payload sent to readers over sockets.",
+                read=lambda: core.read_bytes_total,
+                kind="counter",
+            ),
+            Reading(
+                name="kvops_store_written_bytes_total",
+                help="Payload received from writers.",
+                read=lambda: core.written_bytes_total,
+                kind="counter",
+            ),
+            Reading(
+                name="kvops_store_stale_total",
+                help="Reads and writes of generations that are not there.",
+                read=lambda: core.stale_total,
+                kind="counter",
+            ),
+        ]
+
+    # The session's side; called on its thread.
+
+    def _on_loop(self, ask: Callable[[], tuple[bytes, int]]) -> tuple[bytes, int]:
+        future: Future[tuple[bytes, int]] = Future()
+
+        def answer() -> None:
+            try:
+                future.set_result(ask())
+            except KvopsError as error:
+                future.set_exception(error)
+
+        self._loop.call_soon_threadsafe(answer)
+        return future.result(ON_LOOP_TIMEOUT_S)
+
+    def mount(self) -> m.Mount:
+        """What is offered to the master now."""
+        config = self.config
+        return m.Mount(
+            name=config.name,
+            host=config.host,
+            numa_node=config.numa_node,
+            incarnation=self.core.incarnation,
+            boot_id=boot_id(),
+            pid=os.getpid(),
+            address=self._addresses["listen"],
+            unix_path=config.unix_path if "shm" in config.transports else "",
+            http_address=self._addresses["http"],
+            capacity_bytes=self.segment.size_bytes,
+            populated_bytes=self.segment.populated_bytes,
+            highest_generation=self.core.highest_generation,
+            objects=self.core.objects,
+            transports=config.transports,
+        )
+
+    def beat(self) -> m.Beat:
+        """How it goes."""
+        return m.Beat(
+            populated_bytes=self.segment.populated_bytes,
+            objects=self.core.objects,
+            used_bytes=self.core.used_bytes,
+            loop_lag_ms=int((time.monotonic() - self._ticked) * 1_000),
+        )
+
+    def announce(self, cursor: int) -> tuple[bytes, int]:
+        """SLOT_ROW rows from a cursor on."""
+        return self._on_loop(lambda: self.core.announce(cursor, SLOTS_PER_FRAME))
+
+    def free(self, body: bytes, done: Callable[[bytes], None]) -> None:
+        """Clear slots, on the loop that owns them."""
+        self._loop.call_soon_threadsafe(lambda: done(self.core.free(body)))
+
+    def floor(self, generation: int) -> None:
+        """No put below this generation is under way."""
+        self._loop.call_soon_threadsafe(self.core.raise_floor, generation)
+
+    def mounted(self, store_id: int, term: int) -> None:
+        """The master has taken us in: from the first time on we are ready."""
+        log.info("store.mounted", id=store_id, term=term, **self._addresses)
+        if not self._mounted.is_set():
+            self._mounted.set()
+            notify_ready(self._addresses, status=f"mounted as {store_id}, term {term}")
+
+
+def serve(config: StoreConfig) -> int:
+    """Run one store node in the foreground; its exit code."""
+    configure(role=config.name, host=config.host, path=Path(config.log_file) if config.log_file else None)
+    return uvloop.run(Node(config).run())

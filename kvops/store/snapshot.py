@@ -1,0 +1,57 @@
+"""A snapshot of the index into the journal, in slices between requests."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from kvops.store.journal import COMPLETE_ROW, Kind
+from kvops.store.journal_writer import JournalWriter
+from kvops.store.master_core import MasterCore, chunks_of
+
+SLICE: Final = 2_048  # slots; about 0.1 ms
+
+
+class Snapshot:
+    """One pass over all slots; what changes meanwhile is in the journal's tail, and wins by its generation."""
+
+    def __init__(self, journal: JournalWriter, core: MasterCore) -> None:
+        self._journal = journal
+        self._core = core
+        self._next = 1
+        journal.begin_snapshot()
+        for store in core.stores:
+            journal.append_store(
+                store.info()
+            )  # in the tail: a snapshot's queue may be full, the tail's is not
+
+    def step(self) -> bool:
+        """One slice; whether the snapshot is over."""
+        index = self._core.index
+        if self._next >= index.slots_used:
+            self._journal.commit_snapshot()
+            return True
+        slots = np.arange(self._next, min(self._next + SLICE, index.slots_used), dtype=np.int64)
+        slots = slots[index.location["store"][slots] != 0]
+        rows = self._rows(slots)
+        if len(rows) and not self._journal.append_snapshot(Kind.COMPLETE, rows.tobytes(), len(rows)):
+            return False  # the disk is behind: the same slice again later
+        self._next += SLICE
+        return False
+
+    def _rows(
+        self, slots: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+        index = self._core.index
+        places = self._core.further_places(slots)
+        rows = np.empty(len(slots) + len(places), COMPLETE_ROW)
+        every = np.concatenate([slots, np.array([slot for slot, _, _ in places], np.int64)])
+        rows["digest"] = index.digests(every)
+        rows["location"] = index.location[every]
+        rows["chunk"] = chunks_of(rows["location"]["flags"])
+        rows["depth"] = index.depth[every]
+        rows["tenant"] = index.tenant[every]
+        for row, (_, store, offset) in zip(rows[len(slots) :], places, strict=True):
+            row["location"]["store"], row["location"]["offset"] = store, offset
+        return rows

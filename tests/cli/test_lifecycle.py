@@ -1,0 +1,249 @@
+"""A group's life from the command line: real masters and stores, started, looked at, used, broken and stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvops.fleet.local import LocalGroup
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Run, Started
+
+pytestmark = pytest.mark.process
+SMALL = ("start", "--stores", "2", "--segment-size", "16MiB")
+
+
+def running(folder: Path) -> list[str]:
+    """Names of the members of the local group that run."""
+    state = LocalGroup(folder / "state", "local").read()
+    return [member.name for member in state.members if member.running] if state else []
+
+
+def document(run: Run, *args: str) -> dict[str, Any]:
+    """The JSON that a command prints."""
+    found: dict[str, Any] = json.loads(run(*args, "-o", "json").stdout)
+    return found
+
+
+def test_objects(started: Started, tmp_path: Path) -> None:
+    """Objects are put, seen, given back and removed, whatever their size; an object that is there stays."""
+    run = started.run
+    payload = bytes(range(256)) * 8192  # 2 MiB: more than the first read takes
+    (tmp_path / "in").write_bytes(payload)
+
+    assert run("object", "put", "big", str(tmp_path / "in")).returncode == 0
+    assert run("object", "put", "small", stdin=b"hello\n").returncode == 0
+    assert "EXISTS" in run("object", "put", "small", stdin=b"other\n").stderr
+    assert run("object", "get", "small").stdout == "hello\n"
+    assert run("object", "get", "big", str(tmp_path / "out")).returncode == 0
+    assert (tmp_path / "out").read_bytes() == payload
+    assert {"big", "small"} <= set(run("object", "ls", "-o", "name").stdout.split())
+    assert run("object", "ls", "--prefix", "bi", "-o", "name").stdout.split() == ["big"]
+    assert document(run, "object", "stats")["objects"] >= 2
+    assert document(run, "object", "stat", "small")["objects"][0]["size_bytes"] == 6
+    assert run("object", "rm", "small", "--dry-run").returncode == 0
+    assert run("object", "rm", "small").returncode == 0
+    gone = run("object", "get", "small")
+    assert (gone.returncode, gone.stdout) == (1, "")
+
+
+def test_what_happened(started: Started) -> None:
+    """Events and logs tell that the stores came."""
+    assert "store.mounted" in [event["event"] for event in document(started.run, "events")["events"]]
+    assert "store.mounted" in started.run("logs", "master").stdout
+
+
+def test_start_and_stop(run: Run, tmp_path: Path) -> None:
+    """A group that was started is shown as status shows it; once stopped, no process is left and status says so."""
+    begun = document(run, "start", "--segment-size", "16MiB")
+
+    assert begun["schema"] == 1
+    assert begun["health"] == "healthy"
+    assert begun["masters"][0]["role"] == "leader"
+    assert [store["state"] for store in begun["stores"]] == ["ready"]
+
+    stopped = document(run, "stop")["stopped"]
+
+    assert [(one["name"], one["how"]) for one in stopped] == [
+        ("store-0", "terminated"),
+        ("master-0", "terminated"),
+    ]
+    assert running(tmp_path) == []
+    after = run("status", "-o", "json")
+    assert after.returncode == 3
+    assert json.loads(after.stdout)["reasons"][0]["code"] == "group.stopped"
+    assert run("object", "ls").returncode == 3
+    assert run("events").returncode == 3
+
+
+def test_second_start(started: Started) -> None:
+    """A second start says that the group runs, shows it, and changes nothing: exit code 5."""
+    before = document(started.run, "status")
+
+    human, machine = started.run(*SMALL), started.run(*SMALL, "-o", "json")
+
+    assert human.returncode == machine.returncode == 5
+    assert "runs already" in human.stderr
+    assert "store-1" in human.stdout
+    shown = json.loads(machine.stdout)
+    assert shown["error"]["exit_code"] == 5
+    assert [m["pid"] for m in shown["masters"] + shown["stores"]] == [
+        m["pid"] for m in before["masters"] + before["stores"]
+    ]
+
+
+def test_lost_store(started: Started) -> None:
+    """A store that was killed is shown first, with what to do; doing it makes the group healthy again."""
+    (pid,) = [
+        store["pid"] for store in document(started.run, "status")["stores"] if store["name"] == "store-1"
+    ]
+    os.kill(pid, signal.SIGKILL)
+
+    broken = started.run("status", "-o", "json")
+
+    assert broken.returncode == 1
+    found = json.loads(broken.stdout)
+    assert found["health"] == "degraded"
+    assert found["reasons"][0]["code"] == "store.down"
+    assert found["stores"][0]["name"] == "store-1"
+    assert "kvops restart store-1" in started.run("status").stderr
+
+    assert started.run("restart", "store-1").returncode in (0, 1)  # the master may need a moment
+    assert started.run("status", "--wait", "healthy", "--timeout", "60s").returncode == 0
+
+
+def test_silent_master(started: Started) -> None:
+    """A master that is stopped is named at once as the reason, and the group is down: exit code 3."""
+    pid = document(started.run, "status")["masters"][0]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        silent = started.run("status", "-o", "json")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        started.run("status", "--wait", "healthy", "--timeout", "60s")
+
+    found = json.loads(silent.stdout)
+    assert silent.returncode == 3
+    assert [reason["code"] for reason in found["reasons"]] == ["master.stopped"]
+    assert "master-0" in found["unseen"]
+
+
+def test_interrupted_start(kvops_env: dict[str, str], tmp_path: Path) -> None:
+    """Ctrl-C during a start: exit code 130, and nothing that was started is left."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvops", *SMALL],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=kvops_env,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("store-0"):
+                break
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        process.wait(60)
+
+    assert process.returncode == 130
+    assert "interrupted" in rest
+    assert running(tmp_path) == []
+
+
+def test_trouble_half_way(run: Run, tmp_path: Path) -> None:
+    """Trouble after the master came up stops the master again, and is one clear error."""
+    folder = tmp_path / "state/groups/local"
+    folder.mkdir(parents=True)
+    (folder / "store-1").touch()  # where the store's own folder should be
+
+    done = run(*SMALL)
+
+    assert done.returncode == 2
+    assert "store-1" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert running(tmp_path) == []
+
+
+def test_port_in_use(run: Run, tmp_path: Path) -> None:
+    """A port that is in use is refused by name before anything is started: exit code 5."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = run(*SMALL, "--listen", f"127.0.0.1:{port}")
+
+    assert done.returncode == 5
+    assert f"127.0.0.1:{port}: the port is in use" in done.stderr
+    assert running(tmp_path) == []
+
+
+def test_too_much_memory(run: Run) -> None:
+    """Segments that the machine cannot hold are refused with a size that fits: exit code 5."""
+    done = run("start", "--stores", "64", "--segment-size", "512GiB")
+
+    assert done.returncode == 5
+    assert "available" in done.stderr or "memory limit" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "start", "stop", "logs"])
+def test_unreadable_state_folder(command: str, run: Run, tmp_path: Path) -> None:
+    """A state folder that is none is one clear error for every command: exit code 2."""
+    (tmp_path / "file").touch()
+
+    done = run(command, "--state-dir", str(tmp_path / "file"))
+
+    assert done.returncode == 2
+    assert "--state-dir" in done.stderr
+
+
+def test_nothing_started(run: Run) -> None:
+    """Before any start: status is down and says how to start, stop has nothing to do."""
+    status = run("status", "-o", "json")
+
+    assert status.returncode == 3
+    assert json.loads(status.stdout)["reasons"][0]["code"] == "group.not_started"
+    assert "kvops start" in run("status").stderr
+    assert run("stop").returncode == 0
+
+
+def test_dry_run(run: Run, tmp_path: Path) -> None:
+    """A dry run prints every step and takes none."""
+    steps = document(run, *SMALL, "--dry-run")["steps"]
+
+    assert sum(step.startswith("run ") for step in steps) == 3
+    assert not (tmp_path / "state").exists()
+
+
+def test_binary_on_a_terminal(started: Started) -> None:
+    """Bytes that would garble a terminal are refused there, and text is not."""
+    started.run("object", "put", "binary", stdin=b"\x1b[2J\x00\xff")
+    started.run("object", "put", "text", stdin="häuser\n".encode())
+    results = {}
+    for key in ("binary", "text"):
+        ours, theirs = os.openpty()
+        done = subprocess.run(
+            [sys.executable, "-m", "kvops", "object", "get", key],
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            env=started.env,
+            check=False,
+        )
+        os.close(theirs)
+        os.set_blocking(ours, False)
+        try:
+            shown = os.read(ours, 1000)
+        except OSError:
+            shown = b""  # the other end was closed without a word
+        os.close(ours)
+        results[key] = (done.returncode, shown)
+
+    assert results["binary"] == (2, b"")
+    assert results["text"] == (0, "häuser\r\n".encode())

@@ -1,0 +1,48 @@
+"""What tests of several packages share."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import grpc
+import pytest
+import uvloop
+
+from kvops.net.rpc_server import RpcServer, serve_rpc
+
+ServeControl = Callable[..., AbstractContextManager[tuple[RpcServer, asyncio.AbstractEventLoop]]]
+
+
+@contextmanager
+def _serve_control(
+    register: Callable[[grpc.aio.Server], None],
+    *,
+    services: Sequence[str] = (),
+    secrets: Sequence[bytes],
+    address: str = "127.0.0.1:0",
+) -> Iterator[tuple[RpcServer, asyncio.AbstractEventLoop]]:
+    loop = uvloop.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def run(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(10)
+
+    try:
+        server = run(serve_rpc(address, secrets=secrets, register=register, services=services))
+        try:
+            yield server, loop
+        finally:
+            run(server.close(0))
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture
+def serve_control() -> ServeControl:
+    """A control server on a loop of its own; the block gets it and the loop its things must be called on."""
+    return _serve_control

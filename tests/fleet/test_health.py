@@ -1,0 +1,232 @@
+"""The judgement of ``kvops status``, from what processes and masters say."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvops.fleet.health import Health, Judgement, Known, Life, judge, last_change
+from kvops.store.model import Event, MasterStatus, PlacementPolicy, StoreInfo, StoreState
+
+
+def store(name: str, state: StoreState = StoreState.READY, *, mount: int = 1) -> StoreInfo:
+    """A store as a master knows it."""
+    return StoreInfo(
+        id=mount,
+        name=name,
+        host=name.replace("store", "host"),
+        numa_node=0,
+        incarnation=1,
+        boot_id="b",
+        pid=10,
+        address="127.0.0.1:1",
+        unix_path="",
+        http_address="127.0.0.1:2",
+        state=state,
+        capacity_bytes=100,
+        populated_bytes=100,
+        used_bytes=40,
+        objects=4,
+        transports=["shm", "tcp"],
+    )
+
+
+def master(*stores: StoreInfo, **change: Any) -> MasterStatus:
+    """A leader that knows these stores."""
+    status = MasterStatus(
+        group="g",
+        name="master-0",
+        host="host-0",
+        pid=9,
+        address="127.0.0.1:3",
+        role="leader",
+        term=5,
+        uptime_s=1.0,
+        placement=PlacementPolicy.LOCAL_FIRST,
+        objects=8,
+        processing=0,
+        capacity_bytes=200,
+        used_bytes=80,
+        evicted_total=3,
+        lookups_total=1,
+        hits_total=1,
+        breaker_open=False,
+        stores=list(stores),
+        clients=[],
+    )
+    return msgspec.structs.replace(status, **change)
+
+
+KNOWN = [
+    Known(name="master-0", role="master", pid=9, life=Life.RUNNING),
+    Known(name="store-0", role="store", pid=10, life=Life.RUNNING),
+    Known(name="store-1", role="store", pid=11, life=Life.RUNNING),
+]
+
+
+def judged(status: MasterStatus | None, **lives: Life) -> Judgement:
+    """Judge the group of ``KNOWN``, with some processes otherwise than running."""
+    known = [dataclasses.replace(one, life=lives.get(one.name.replace("-", "_"), one.life)) for one in KNOWN]
+    answers = {"master-0": status} if status is not None else {}
+    return judge(
+        group="g",
+        environment="local",
+        known=known,
+        answers=answers,
+        since={"store-1": "2031-01-01T00:00:00Z"},
+    )
+
+
+def test_healthy() -> None:
+    """A leader that answers and stores that serve: nothing to say."""
+    found = judged(master(store("store-0"), store("store-1")))
+
+    assert found.health is Health.HEALTHY
+    assert found.reasons == []
+    assert found.unseen == []
+
+
+@pytest.mark.parametrize(
+    ("status", "lives", "health", "codes"),
+    [
+        (master(store("store-0"), store("store-1")), {"store_1": Life.ENDED}, "degraded", ["store.down"]),
+        (
+            master(store("store-0"), store("store-1")),
+            {"store_1": Life.STOPPED},
+            "degraded",
+            ["store.stopped"],
+        ),
+        (
+            master(store("store-0"), store("store-1", StoreState.SUSPECTED)),
+            {},
+            "degraded",
+            ["store.suspected"],
+        ),
+        (master(store("store-0"), store("store-1", StoreState.GONE)), {}, "degraded", ["store.gone"]),
+        (master(store("store-0"), store("store-1", StoreState.DRAINING)), {}, "degraded", ["store.draining"]),
+        (
+            master(store("store-0"), store("store-1", StoreState.ANNOUNCING)),
+            {},
+            "degraded",
+            ["store.announcing"],
+        ),
+        (master(store("store-0")), {}, "degraded", ["store.unmounted"]),
+        (master(), {}, "down", ["store.unmounted", "store.unmounted"]),
+        (master(store("store-0"), store("store-1"), breaker_open=True), {}, "degraded", ["breaker.open"]),
+        (master(store("store-0"), store("store-1"), role="standby"), {}, "down", ["master.no_leader"]),
+        (None, {}, "down", ["master.unseen"]),
+        (None, {"master_0": Life.ENDED}, "down", ["master.down"]),
+        (None, {"master_0": Life.STOPPED}, "down", ["master.stopped"]),
+    ],
+)
+def test_trouble(status: MasterStatus | None, lives: dict[str, Life], health: str, codes: list[str]) -> None:
+    """Each trouble has its code, and weighs what it costs clients."""
+    found = judged(status, **lives)
+
+    assert found.health == health
+    assert [reason.code for reason in found.reasons] == codes
+
+
+def test_worst_first_and_since_when() -> None:
+    """The store that is down comes before those that serve, with the time of its last change."""
+    found = judged(master(store("store-0"), store("store-1")), store_1=Life.ENDED)
+
+    assert [row["name"] for row in found.stores] == ["store-1", "store-0"]
+    assert found.document()["reasons"][0] == {
+        "code": "store.down",
+        "subject": "store-1",
+        "since": "2031-01-01T00:00:00Z",
+        "text": "its process ended",
+    }
+
+
+def test_restarted_store() -> None:
+    """A store that was restarted is its newest mount; the gone one is history."""
+    found = judged(
+        master(store("store-0"), store("store-1", StoreState.GONE, mount=7), store("store-1", mount=9))
+    )
+
+    assert found.health is Health.HEALTHY
+
+
+def test_store_of_a_former_life() -> None:
+    """A store that the group no longer has, and the master has not forgotten yet, is no trouble."""
+    found = judged(master(store("store-0"), store("store-1"), store("store-9", StoreState.SUSPECTED)))
+
+    assert found.health is Health.HEALTHY
+    assert [row["name"] for row in found.stores] == ["store-0", "store-1"]
+
+
+def test_master_that_does_not_answer() -> None:
+    """What cannot be seen is named as unseen, stores included, and is not called down."""
+    found = judged(None)
+
+    assert found.unseen == ["master-0", "store-0", "store-1"]
+    assert [row["state"] for row in found.stores] == ["unseen", "unseen"]
+
+
+def test_group_stopped_on_purpose() -> None:
+    """A group that was stopped has one reason, not one for each of its processes."""
+    known = [dataclasses.replace(one, pid=0, life=Life.ENDED) for one in KNOWN]
+
+    found = judge(
+        group="g",
+        environment="local",
+        known=known,
+        answers={},
+        since={},
+        stopped_since="2031-01-01T00:00:00Z",
+    )
+
+    assert found.health is Health.DOWN
+    assert [(reason.code, reason.since) for reason in found.reasons] == [
+        ("group.stopped", "2031-01-01T00:00:00Z")
+    ]
+
+
+def test_never_started() -> None:
+    """A group nobody started is down, and says why."""
+    found = judge(group="g", environment="local", known=[], answers={}, since={})
+
+    assert found.health is Health.DOWN
+    assert [reason.code for reason in found.reasons] == ["group.not_started"]
+
+
+def test_group_elsewhere() -> None:
+    """Of a group on other machines, its stores are those that its leader names."""
+    known = [Known(name="10.0.0.1:7801", role="master", control="10.0.0.1:7801")]
+
+    found = judge(
+        group="prod",
+        environment="production",
+        known=known,
+        answers={"10.0.0.1:7801": master(store("store-0"))},
+        since={},
+    )
+
+    assert found.health is Health.HEALTHY
+    assert [row["name"] for row in found.masters + found.stores] == ["master-0", "store-0"]
+
+
+def test_keys_that_others_rely_on() -> None:
+    """The JSON document has the keys of the command line's contract."""
+    document = judged(master(store("store-0"), store("store-1"))).document()
+
+    top = "group backend health reasons masters stores clients holds objects evicted_total unseen"
+    assert set(document) >= set(top.split())
+    assert set(document["masters"][0]) >= {"name", "address", "pid", "host", "role", "term", "lag"}
+    store_keys = "name address pid host numa_node state capacity_bytes used_bytes objects transports"
+    assert set(document["stores"][0]) >= set(store_keys.split())
+
+
+def test_last_change() -> None:
+    """Of a subject's events, the last one's time counts."""
+    events = [
+        Event(time=time, event="store.lost", subject="store-1", actor="master-0", detail={})
+        for time in ("1", "2")
+    ]
+
+    assert last_change(events) == {"store-1": "2"}
