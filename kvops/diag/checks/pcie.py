@@ -140,7 +140,12 @@ def capacity(device: RdmaDevice) -> Iterator[Finding]:
     ]
     subject = f"{device.name} {function.bdf}"
     link = f"{speed:g} GT/s x{width} = {raw:.0f} Gbit/s raw"
-    if raw < rate * CAPACITY_MARGIN:
+    most_speed, most_width = function.link("max")
+    by_design = most_speed is not None and 0 < sysfs.pcie_gbps(most_speed, most_width) < rate
+    if by_design:
+        # The card itself cannot do more: several of its functions share one port (socket-direct, DGX Spark).
+        yield info(subject, f"{link} for a port of {rate:g} Gbit/s, by the card's design", evidence=evidence)
+    elif raw < rate * CAPACITY_MARGIN:
         yield finding(
             Outcome.FAIL if raw < rate else Outcome.WARN,
             subject,

@@ -1,0 +1,336 @@
+"""``kvops diagnose``: the whole RDMA path, on one host or many, with the cause and the fix."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kvops.cli import options
+from kvops.cli.options import DURATION_MS, PATH, Settings
+from kvops.cli.output import Column, Output
+from kvops.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvops.diag.facts import HostFacts
+    from kvops.diag.model import Result
+
+FORMATS: Final = (*options.FORMATS, "junit", "md", "html")
+WINDOW_MS_DEFAULT: Final = 10_000
+HOST_TIMEOUT_S_DEFAULT: Final = 30.0  # of one host, the window not counted
+
+
+class Diagnose(options.Group):
+    """A command with commands below it that does its work when it stands alone."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        callback = kwargs.get("callback")
+        super().__init__(*args, **kwargs)
+        self.callback = callback
+        shared = {param.name for param in options.common_options()}
+        self.params = [param for param in self.params if param.name not in shared]
+        self.params.extend(options.common_options(FORMATS))
+
+
+@click.group("diagnose", cls=Diagnose)
+@click.option(
+    "--from", "source", type=PATH, metavar="DIR|TAR", help="Judge a saved snapshot, or a folder of them."
+)
+@click.option(
+    "--collect", type=PATH, metavar="DIR|TAR", help="Save what is seen (.tar.zst, .tar.gz or a folder)."
+)
+@click.option(
+    "--host", "hosts", multiple=True, metavar="HOST", help="Look at these hosts over SSH: gpu-[001-040]."
+)
+@click.option(
+    "--like", "likes", multiple=True, metavar="HOST", help="Compare with hosts (or snapshots) that work."
+)
+@click.option(
+    "--window", "window_ms", type=DURATION_MS, default=WINDOW_MS_DEFAULT, help="Time between two samples."
+)
+@click.option("--only", multiple=True, metavar="ID", help="Only these checks: ids, families, globs.")
+@click.option("--skip", multiple=True, metavar="ID", help="Not these checks.")
+@click.option(
+    "--pid", "pids", multiple=True, type=click.IntRange(min=1), help="A process to judge (found by itself)."
+)
+@click.option("--profile", "profile_file", type=PATH, metavar="FILE", help="The site's policy (YAML).")
+@click.option(
+    "--fail-on", type=click.Choice(["fail", "warn", "unknown"]), default="fail", help="What makes exit 1."
+)
+@click.option("--user", metavar="NAME", help="User for SSH.")
+@click.option("--ssh-port", type=click.IntRange(1, 65535), default=22, help="Port for SSH.")
+@click.option("--ssh-key", type=PATH, metavar="FILE", help="Private key for SSH.")
+@click.option("--known-hosts", type=PATH, metavar="FILE", help="Known host keys (the user's own by default).")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    source: Path | None,
+    collect: Path | None,
+    hosts: Sequence[str],
+    likes: Sequence[str],
+    window_ms: int,
+    only: Sequence[str],
+    skip: Sequence[str],
+    pids: Sequence[int],
+    profile_file: Path | None,
+    fail_on: str,
+    user: str | None,
+    ssh_port: int,
+    ssh_key: Path | None,
+    known_hosts: Path | None,
+) -> int:
+    r"""
+    The whole RDMA path: NIC, PCIe, NUMA, memory, GID, routes, MTU, priorities, counters, containers.
+
+    Looks at this host, at others over SSH, or at a saved snapshot; changes nothing. Exit code 0: nothing is
+    wrong. 1: a check fails. 3: something could not be seen.
+
+    \b
+    Examples:
+      kvops diagnose
+      kvops diagnose --collect host.tar.gz && kvops diagnose --from host.tar.gz -o html > host.html
+      kvops diagnose --host gpu-[041-048] --like gpu-[001-040]
+    """
+    if ctx.invoked_subcommand is not None:
+        return 0
+    from kvops.cli.units import split_list
+    from kvops.diag.runner import run, select
+
+    settings: Settings = ctx.obj
+    out = Output(settings)
+    selected = select(_split(only), _split(skip))
+    profile = _profile(profile_file)
+    began = time.monotonic()
+    ssh = {"user": user, "port": ssh_port, "key_file": ssh_key, "known_hosts": known_hosts}
+    window_s = window_ms / 1000
+    unreached: list[tuple[str, str]] = []
+    if source is not None:
+        if hosts or collect is not None:
+            raise UsageError("--from cannot be used with --host or --collect", fix="leave one of them out")
+        nodes = _load(source)
+        waited_s = 0.0
+    elif hosts:
+        nodes, unreached = _fleet(split_list(hosts), ssh, window_s, settings, collect)
+        waited_s = window_s
+    else:
+        nodes = [_local(window_s, pids, collect)]
+        waited_s = window_s
+    if likes:
+        more, missing = _likes(split_list(likes), ssh, window_s, settings)
+        nodes += more
+        unreached += missing
+    for node in nodes:
+        node.profile = profile
+    asked = bool(only) and not any("*" in pattern for pattern in _split(only))
+    results = run(nodes, selected, asked=asked)
+    took_s = max(time.monotonic() - began - waited_s, 0.0)
+    return _show(out, nodes, results, took_s=took_s, fail_on=fail_on, unreached=unreached)
+
+
+def _split(patterns: Sequence[str]) -> list[str]:
+    return [word for pattern in patterns for word in pattern.split(",") if word]
+
+
+def _profile(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    from kvops.diag.profile import load_profile
+
+    return load_profile(path)
+
+
+def _load(path: Path) -> list[HostFacts]:
+    from kvops.diag.facts import HostFacts
+    from kvops.diag.snapshot import load
+
+    snapshots = load(path)
+    fallback = path.name.partition(".tar")[0] or "snapshot"
+    return [HostFacts(snapshot, name=snapshot.name or fallback) for snapshot in snapshots]
+
+
+def _local(window_s: float, pids: Sequence[int], collect: Path | None) -> HostFacts:
+    from kvops.diag.collect import agent
+    from kvops.diag.facts import HostFacts
+    from kvops.diag.snapshot import from_files, save
+
+    files = agent.collect(window_s=window_s, pids=list(pids))
+    if collect is not None:
+        save(files, collect)
+    return HostFacts(from_files(files, "this host")[0])
+
+
+def _fleet(
+    hosts: Sequence[str], ssh: dict[str, Any], window_s: float, settings: Settings, collect: Path | None
+) -> tuple[list[HostFacts], list[tuple[str, str]]]:
+    from kvops.diag.facts import HostFacts
+    from kvops.diag.fleet import gather
+    from kvops.diag.snapshot import from_files, save
+
+    answers = gather(hosts, window_s=window_s, timeout_s=settings.timeout_s(HOST_TIMEOUT_S_DEFAULT), **ssh)
+    nodes, unreached = [], []
+    for answer in answers:
+        if answer.files is None:
+            unreached.append((answer.name, answer.error))
+            continue
+        nodes.append(HostFacts(from_files(answer.files, answer.name)[0], name=answer.name))
+        if collect is not None:
+            save(answer.files, collect / answer.name)
+    return nodes, unreached
+
+
+def _likes(
+    names: Sequence[str], ssh: dict[str, Any], window_s: float, settings: Settings
+) -> tuple[list[HostFacts], list[tuple[str, str]]]:
+    """Hosts that work: saved ones where such a path exists, else over SSH."""
+    nodes: list[HostFacts] = []
+    remote = []
+    for name in names:
+        if Path(name).exists():
+            nodes += _load(Path(name))
+        else:
+            remote.append(name)
+    if not remote:
+        return nodes, []
+    more, unreached = _fleet(remote, ssh, window_s, settings, None)
+    return nodes + more, unreached
+
+
+def _show(
+    out: Output,
+    nodes: Sequence[HostFacts],
+    results: Sequence[Result],
+    *,
+    took_s: float,
+    fail_on: str,
+    unreached: Sequence[tuple[str, str]],
+) -> int:
+    from kvops.diag import render, report
+
+    code = report.exit_code(results, fail_on=fail_on)
+    if unreached and code == 0:
+        code = 3
+    kind = out.settings.output or ("table" if out.terminal else "tsv")
+    if kind in ("json", "jsonl"):
+        document = report.document(nodes, results, fail_on=fail_on)
+        document["exit_code"] = code
+        document["took_s"] = round(took_s, 3)
+        document["unreached"] = [{"host": name, "reason": reason} for name, reason in unreached]
+        if kind == "json":
+            out.document(document)
+        else:
+            for row in document["results"]:
+                out.raw_json({"schema": 1, **row})
+    elif kind == "junit":
+        click.echo(render.junit(results), nl=False)
+    elif kind == "md":
+        click.echo(render.markdown(nodes, results, took_s=took_s), nl=False)
+    elif kind == "html":
+        click.echo(render.page(nodes, results, took_s=took_s), nl=False)
+    elif kind == "name":
+        for name in dict.fromkeys(r.check for r in results if r.outcome in ("fail", "warn")):
+            click.echo(name)
+    else:
+        verbose = out.settings.verbose
+        for line in render.lines(
+            nodes,
+            results,
+            took_s=took_s,
+            verbose=verbose,
+            style=lambda text, color: out.style(text, fg=color, bold=True),
+        ):
+            out.line(line)
+        for name, reason in unreached:
+            out.line(out.style(f"UNREACHED  {name}: {render.safe(reason)}", fg="yellow"))
+        if kind == "tsv":
+            rows = [
+                {"outcome": str(r.outcome), "node": r.node, "check": r.check, "subject": f.subject}
+                | {"observed": f.observed, "expected": f.expected, "fix": f.fix}
+                for r in results
+                for f in r.findings
+            ]
+            out.table(
+                [
+                    Column(key)
+                    for key in ("outcome", "node", "check", "subject", "observed", "expected", "fix")
+                ],
+                rows,
+            )
+    return code
+
+
+@command.command("list")
+@click.option("--family", metavar="NAME", help="Only this family.")
+@click.pass_obj
+def list_command(settings: Settings, family: str | None) -> int:
+    r"""
+    List every check.
+
+    \b
+    Example:
+      kvops diagnose list --family gid
+    """
+    from kvops.diag.registry import checks
+
+    out = Output(settings)
+    rows = [
+        {"check": c.id, "kind": c.kind, "root": c.root, "title": c.title, "source": c.source}
+        for c in checks().values()
+        if family in (None, c.family)
+    ]
+    if not rows:
+        raise UsageError(f"there is no family {family!r}", fix="see: kvops diagnose list")
+    columns = [Column("check"), Column("kind"), Column("root"), Column("title"), Column("source", wide=True)]
+    out.rows("checks", columns, rows)
+    return 0
+
+
+@command.group("profile")
+def profile_group() -> None:
+    """Derive a site's policy from a healthy node, or compare with it."""
+
+
+@profile_group.command("init")
+@click.option(
+    "--from",
+    "source",
+    type=PATH,
+    metavar="DIR|TAR",
+    help="A snapshot of a healthy node (this host by default).",
+)
+@click.pass_obj
+def profile_init(settings: Settings, source: Path | None) -> int:
+    r"""
+    Print a profile of a healthy node as YAML.
+
+    \b
+    Example:
+      kvops diagnose profile init --from healthy/ > site.yaml
+    """
+    from kvops.diag.profile import derive, dump
+
+    node = _load(source)[0] if source is not None else _local(0.0, (), None)
+    click.echo(dump(derive(node)), nl=False)
+    return 0
+
+
+@profile_group.command("diff")
+@click.argument("profile_file", type=PATH, metavar="PROFILE")
+@click.option("--from", "source", type=PATH, metavar="DIR|TAR", help="A snapshot (this host by default).")
+@click.pass_obj
+def profile_diff(settings: Settings, profile_file: Path, source: Path | None) -> int:
+    r"""
+    What differs between a profile and a node. Exit code 1 if anything does.
+
+    \b
+    Example:
+      kvops diagnose profile diff site.yaml --from today.tar.gz
+    """
+    from kvops.diag.profile import derive, differences, load_profile
+
+    node = _load(source)[0] if source is not None else _local(0.0, (), None)
+    rows = differences(load_profile(profile_file), derive(node))
+    Output(settings).rows("differences", [Column("key"), Column("profile"), Column("node")], rows)
+    return 1 if rows else 0
