@@ -934,7 +934,8 @@ class HostFacts:
         if exact in candidates:
             candidates = [exact]
         if not candidates:
-            raise Unseen(" ".join(exact), self.why_not(tool))
+            missing = self.why_not(tool) is Sight.NO_TOOL
+            raise Unseen(" ".join(exact), Sight.NO_TOOL if missing else Sight.NOT_COLLECTED)
         result = self.snapshot.run(*candidates[0], sample=sample)
         if result.sight is not Sight.PRESENT:
             raise Unseen(" ".join(candidates[0]), result.sight)
@@ -955,7 +956,10 @@ class HostFacts:
         for tool in tools:
             for argv in self._argv_by_tool.get(tool, ()):
                 result = self.snapshot.run(*argv)
-                sights.append(Sight.FAILED if result.sight is Sight.PRESENT else result.sight)
+                if result.sight is not Sight.PRESENT:
+                    sights.append(result.sight)
+                elif result.return_code not in (0, None):
+                    sights.append(Sight.FAILED)
         for sight in (Sight.TIMED_OUT, Sight.UNREADABLE, Sight.FAILED, Sight.NO_TOOL):
             if sight in sights:
                 return sight

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Sequence
 from typing import Any
-from xml.sax.saxutils import escape, quoteattr
 
 from kvops.diag.facts import HostFacts
 from kvops.diag.model import LOUD, Finding, Outcome, Result
@@ -156,6 +155,10 @@ def _cell(text: str) -> str:
     return safe(text).replace("|", "\\|")
 
 
+def _quoted(text: str) -> str:
+    return f'"{html.escape(safe(text))}"'
+
+
 def junit(results: Sequence[Result]) -> str:
     """For a scheduler: fail is a failure, warn passes with a note, unknown is an error, skipped is skipped."""
     failures = sum(r.outcome is Outcome.FAIL for r in results)
@@ -169,20 +172,20 @@ def junit(results: Sequence[Result]) -> str:
         f'skipped="{skipped}">',
     ]
     for result in results:
-        head = f"  <testcase classname={quoteattr(safe(result.node))} name={quoteattr(result.check)}"
+        head = f"  <testcase classname={_quoted(result.node)} name={_quoted(result.check)}"
         body = "; ".join(
             f"{f.subject}: {f.observed}, expected {f.expected}; {f.fix}" for f in result.findings
         )
-        message = quoteattr(safe(body or result.reason)[:500])
+        message = _quoted((body or result.reason)[:500])
         if result.outcome is Outcome.FAIL:
-            text.append(f"{head}><failure message={message}>{escape(safe(body))}</failure></testcase>")
+            text.append(f"{head}><failure message={message}>{html.escape(safe(body))}</failure></testcase>")
         elif result.outcome is Outcome.UNKNOWN and result.asked:
             text.append(f"{head}><error message={message}/></testcase>")
         elif result.outcome in (Outcome.SKIPPED, Outcome.UNKNOWN):
             text.append(f"{head}><skipped message={message}/></testcase>")
         elif result.findings:
             text.append(
-                f"{head}><system-out>{escape(safe(f'{result.outcome}: {body}'))}</system-out></testcase>"
+                f"{head}><system-out>{html.escape(safe(f'{result.outcome}: {body}'))}</system-out></testcase>"
             )
         else:
             text.append(f"{head}/>")
@@ -223,7 +226,7 @@ def page(nodes: Sequence[HostFacts], results: Sequence[Result], *, took_s: float
     """One HTML file that needs nothing else: no script, no font, no image from elsewhere."""
 
     def text(value: Any) -> str:
-        return html.escape(safe(str(value)))
+        return html.html.escape(safe(str(value)))
 
     worst = verdict(results)
     body = [
