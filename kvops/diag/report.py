@@ -221,7 +221,7 @@ def verdict(results: Sequence[Result]) -> Outcome:
     for outcome in (Outcome.FAIL, Outcome.WARN):
         if outcome in outcomes:
             return outcome
-    return Outcome.UNKNOWN if any(r.outcome is Outcome.UNKNOWN and r.asked for r in results) else Outcome.OK
+    return Outcome.UNKNOWN if any(r.asked for r in results) else Outcome.OK
 
 
 def exit_code(results: Sequence[Result], *, fail_on: str = "fail") -> int:
@@ -232,7 +232,7 @@ def exit_code(results: Sequence[Result], *, fail_on: str = "fail") -> int:
     was named with ``--only``. What a snapshot never held, or a tool that is not installed, is unknown and no more.
     """
     outcomes = {result.outcome for result in results}
-    unseen = any(r.outcome is Outcome.UNKNOWN and r.asked for r in results)
+    unseen = any(r.asked for r in results)
     enough = {"fail": set(), "warn": {Outcome.WARN}, "unknown": {Outcome.UNKNOWN}}[fail_on] | {Outcome.FAIL}
     if outcomes & enough:
         return 1

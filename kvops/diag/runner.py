@@ -152,8 +152,9 @@ class _Judge:
         elif self.crash:
             outcome, reason, asked = Outcome.UNKNOWN, f"the check crashed: {self.crash}", True
         elif self.unseen and not absent_only:
-            sights = {sight for sight in self.unseen.values() if sight not in _NOT_ASKED}
-            outcome, reason, asked = Outcome.UNKNOWN, "; ".join(unseen[:3]), self.asked or bool(sights)
+            refused = any(sight not in _NOT_ASKED for sight in self.unseen.values())
+            outcome = Outcome.INFO if findings else Outcome.UNKNOWN
+            reason, asked = "; ".join(unseen[:3]), self.asked or refused
         elif findings:
             outcome = Outcome.INFO
         elif not self.ok_count:

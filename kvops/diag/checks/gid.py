@@ -19,9 +19,9 @@ def fabric_routed(port: Port) -> bool:
     host = port.host
     netdev = port.netdev
     local = (attempt(lambda: netdev.addresses) or []) if netdev is not None else []
-    peers = [address for _, addresses in host.peers for address in addresses]
-    if peers and local:
-        return not all(any(a.version == p.version and p in a.network for a in local) for p in peers)
+    if host.peers and local:
+        # A node is near if one of its rails is in our subnet: its other rails belong to our other ports.
+        return not all(any(p in a.network for p in addresses for a in local) for _, addresses in host.peers)
     if netdev is None:
         return False
     return any(

@@ -655,7 +655,8 @@ def source_rules(host: HostFacts) -> Iterator[Finding]:
     if len(gateways) < 2:
         raise Skip("fewer than two rails have a gateway")
     rules = host.rules
-    bare = [name for name in sorted(gateways) if not _has_source_rule(host, name)]
+    addressed = [name for name in sorted(gateways) if _networks(host.netdev(name))]
+    bare = [name for name in addressed if not _has_source_rule(host, name)]
     bound = {word for rule in rules for word in re.findall(r"oif (\S+)", rule.text)}
     bare = [
         name for name in bare if name not in bound and not (host.netdev(name).master or "").startswith("vrf")
