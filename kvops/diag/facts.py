@@ -1343,10 +1343,15 @@ class HostFacts:
         a table the longest prefix wins, then the lowest metric. A table that a matching rule names and
         nobody collected makes the answer unknown.
         """
-        rules = attempt(lambda: self.rules) or [
-            ip.Rule(32766, "all", "main", "from all lookup main"),
-        ]
         routes = self.routes
+        try:
+            rules = self.rules
+        except Unseen:
+            # Without the rules nobody knows who uses the other tables; with the main table alone there is no doubt.
+            if any(route.table not in ("main", "254", "local", "255") for route in routes):
+                raise
+            rules = []
+        rules = rules or [ip.Rule(32766, "all", "main", "from all lookup main")]
         for rule in rules:
             if rule.table in ("local", "255", "") or any(
                 w in rule.text.split() for w in ("iif", "fwmark", "to", "not")

@@ -660,7 +660,6 @@ def availability(port: Port) -> Iterator[Finding]:
             missing.append(f"{name}/{wanted}")
         if (
             name == "hw_counters"
-            and port.is_roce
             and "np_cnp_sent" not in names
             and port.device.kind == "mlx5"
         ):

@@ -312,8 +312,7 @@ def userspace_libs(host: HostFacts) -> Iterator[Finding]:
                 evidence=[host.said("ldconfig", "-p")],
             )
     ucx = attempt(lambda: host.command("ucx_info", "-d"))
-    uses_ucx = any(name.startswith("UCX_") for t in host.targets for name in attempt(lambda: t.environ) or {})
-    if ucx is not None and uses_ucx and not re.search(r"Transport:\s*(rc|dc|ud)", ucx):
+    if ucx is not None and not re.search(r"Transport:\s*(rc|dc|ud)", ucx):
         yield fail(
             "UCX",
             "built without verbs transports",
@@ -323,7 +322,8 @@ def userspace_libs(host: HostFacts) -> Iterator[Finding]:
             evidence=[host.said("ucx_info", "-d")],
         )
     if any(device.kind == "efa" for device in devices):
-        providers = attempt(lambda: host.command("fi_info"))
+        runs = [host.snapshot.run(*argv) for argv in host.argvs("fi_info")]
+        providers = "\n".join(run.stdout + run.stderr for run in runs) or None
         if providers is not None and "provider: efa" not in providers:
             yield fail(
                 "libfabric",
@@ -332,6 +332,19 @@ def userspace_libs(host: HostFacts) -> Iterator[Finding]:
                 fix="install the EFA package of the cloud provider",
                 persists=True,
                 evidence=[host.said("fi_info")],
+            )
+    for argv in host.argvs("ldd"):
+        text = attempt(lambda: host.command(*argv)) or ""
+        seen = True
+        lost = re.search(r"^\s*(lib(?:ibverbs|rdmacm|mlx5|efa|ucp|uct|fabric)\S*) => not found", text, re.MULTILINE)
+        if lost:
+            yield fail(
+                argv[-1],
+                f"{lost[1]} not found",
+                "every library found",
+                fix="apt install libibverbs1 librdmacm1 ibverbs-providers",
+                persists=True,
+                evidence=[host.said(*argv, text=lost[0].strip())],
             )
     if not seen:
         raise Unseen("libibverbs and its providers", Sight.NOT_COLLECTED)
@@ -661,11 +674,11 @@ def kernel_log(host: HostFacts) -> Iterator[Finding]:
 def device_unbound(host: HostFacts) -> Iterator[Finding]:
     if host.is_container:
         raise Skip("in a container")
-    functions = host.pci
-    if functions and not any(f.driver for f in functions):
-        raise Unseen("driver links of PCI functions", Sight.NOT_COLLECTED)
     for function in _nics(host):
-        if function.driver is None and not function.is_virtual:
+        bound = function.driver or attempt(lambda: host.ls(f"{function.path}/net"))
+        if not bound and host.snapshot.sight_of(f"{function.path}/driver")[0] is not Sight.ABSENT:
+            raise Unseen(f"{function.path}/driver", Sight.NOT_COLLECTED)
+        if not bound and not function.is_virtual:
             yield fail(
                 function.bdf,
                 "no driver bound",

@@ -686,6 +686,8 @@ def ipv6_disabled(port: Port) -> Iterator[Finding]:
     host = port.host
     netdev = port.need_netdev()
     path = f"/proc/sys/net/ipv6/conf/{netdev.name}/disable_ipv6"
+    if host.peek(path) is None and host.peek("/proc/sys/net/ipv6/conf/all/disable_ipv6") is not None:
+        path = "/proc/sys/net/ipv6/conf/all/disable_ipv6"
     off = sysfs.parse_int(host.text(path)) == 1
     if not off:
         return
@@ -694,6 +696,11 @@ def ipv6_disabled(port: Port) -> Iterator[Finding]:
     stated = host.expect("ip_family")
     six = stated in (6, "6", "ipv6") or (peers and all(a.version == 6 for a in peers))
     six = bool(six) or bool(not peers and stated is None and gids and all(gid.ipv4 is None for gid in gids))
+    if not six and not peers and stated is None:
+        # No IPv4 address and no GID of one: then IPv6 is what this rail was meant to have.
+        own = attempt(lambda: netdev.addresses)
+        filled = [gid for gid in attempt(lambda: port.gids) or () if not gid.empty]
+        six = own is not None and not any(a.version == 4 for a in own) and not any(g.ipv4 for g in filled)
     if six:
         yield fail(
             f"{port.label} {netdev.name}",

@@ -169,12 +169,16 @@ def dev_infiniband_foreign(host: HostFacts) -> Iterator[Finding]:
     ]
     refused = sorted(node for node in nodes if _refused(host, node))
     allocated = host.expect_strings("allocated_devices")
+    if allocated and not refused:
+        given = {word.rpartition("/")[2] for word in allocated}
+        owners = {n: (host.peek(f"/sys/class/infiniband_verbs/{n}/ibdev") or "").strip() for n in nodes}
+        refused = sorted(n for n in _nodes(host) if n in owners and not {n, owners[n]} & given)
     if refused and len(refused) < len(nodes):
         efa = any(device.kind == "efa" for device in attempt(lambda: host.devices) or ())
         yield finding(
             Outcome.FAIL if efa else Outcome.WARN,
             ", ".join(refused[:8]),
-            f"{len(refused)} of {len(nodes)} nodes refuse to open"
+            f"{len(refused)} of {len(nodes)} nodes refuse to open, or were not allocated"
             + (f"; given: {', '.join(allocated)}" if allocated else ""),
             "only nodes that were allocated",
             fix="drop the hostPath mount of /dev/infiniband from the pod",
@@ -485,7 +489,7 @@ def topology_manager(host: HostFacts) -> Iterator[Finding]:
         return
     if not host.gpus or not (attempt(lambda: host.devices) or []):
         raise Skip("no GPU beside a NIC")
-    if len(attempt(lambda: host.numa_nodes) or [0]) < 2:
+    if len(attempt(lambda: host.numa_nodes) or [0, 1]) < 2:
         raise Skip("one NUMA node")
     policy = re.search(r"^\s*topologyManagerPolicy:\s*[\"']?([\w-]+)", text, re.MULTILINE)
     if policy is None or policy[1] == "none":

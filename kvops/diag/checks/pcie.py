@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from kvops.diag.checks.iommu import gpu_peer_to_peer
-from kvops.diag.facts import HostFacts, PciFunction, Port, RdmaDevice, attempt
+from kvops.diag.checks.numa import home_nodes
+from kvops.diag.facts import HostFacts, PciFunction, Port, RdmaDevice, Target, attempt
 from kvops.diag.model import Finding, Outcome, Skip, Unseen, fail, finding, info, warn
 from kvops.diag.parsers import misc, rdma, sysfs
 from kvops.diag.registry import Per, check
@@ -351,6 +352,13 @@ def max_payload(device: RdmaDevice) -> Iterator[Finding]:
             return
 
 
+def _remote(target: Target, function: PciFunction) -> bool:
+    """Whether all of a target's memory is far from this function, as far as can be seen."""
+    homes = attempt(lambda: home_nodes(target)) or set()
+    node = function.numa_node
+    return node is not None and node >= 0 and bool(homes) and not any(target.host.numa_near(h, node) for h in homes)
+
+
 @check(
     "pcie.relaxed_ordering",
     title="Writes to GPUs and remote memory may pass each other",
@@ -378,14 +386,16 @@ def relaxed_ordering(device: RdmaDevice) -> Iterator[Finding]:
             persists=True,
             evidence=[host.said("mlxconfig", "-d", function.bdf, text=f"PCI_WR_ORDERING {ordering}")],
         )
-    if not gpu_peer_to_peer(host):
-        raise Skip("no GPU peer: the order of writes to local memory costs nothing")
+    far = [t for t in host.targets if any(p.device is device for p in t.ports) and _remote(t, function)]
+    if not gpu_peer_to_peer(host) and not far:
+        raise Skip("no GPU peer, no remote memory: the order of writes to near memory costs nothing")
+    peer = "GPUs as peers" if gpu_peer_to_peer(host) else "memory on another node"
     for target in host.targets:
         value = (attempt(lambda: target.environ) or {}).get("MC_IB_PCI_RELAXED_ORDERING")
         if value == "0" and any(port.device is device for port in target.ports):
             yield warn(
                 f"{device.name} of {target.name}",
-                "MC_IB_PCI_RELAXED_ORDERING=0 with GPUs as peers",
+                f"MC_IB_PCI_RELAXED_ORDERING=0 with {peer}",
                 "1 (automatic) or 2",
                 fix="unset MC_IB_PCI_RELAXED_ORDERING and restart the process",
                 persists=True,
@@ -395,7 +405,7 @@ def relaxed_ordering(device: RdmaDevice) -> Iterator[Finding]:
     if block.flag("DevCtl", "RlxdOrd") is False:
         yield warn(
             subject,
-            "RlxdOrd- with GPUs as peers",
+            f"RlxdOrd- with {peer}",
             "RlxdOrd+: the function may mark its writes as relaxed",
             fix=f"setpci -s {function.bdf} CAP_EXP+8.w=0010:0010",
             persists=False,

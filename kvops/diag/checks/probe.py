@@ -132,7 +132,7 @@ def rping(host: HostFacts) -> Iterator[Finding]:
 
 
 _LATENCY = re.compile(
-    r"^\s*\d+\s+\d+\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)",
+    r"^[ \t]{0,8}\d{1,12}[ \t]{1,20}\d{1,12}" + r"[ \t]{1,24}(\d{1,9}(?:\.\d{1,9})?)" * 7,
     re.MULTILINE | re.ASCII,
 )
 
