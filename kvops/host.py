@@ -386,7 +386,8 @@ class FolderFiles:
         """
         Names inside a folder, remembered: most questions are about files that are not there.
 
-        Symbolic links are left out, and so is whatever lies behind one: in a snapshot links are data of meta.json.
+        Symbolic links are left out, and so is whatever lies behind one: in a snapshot links are data of
+        meta.json.
         """
         if name not in self._names:
             parent, _, last = name.rpartition("/")

@@ -1,5 +1,6 @@
 """
-The pages under ``playbooks/``, one a family, written from the checks themselves so that they cannot drift apart.
+The pages under ``playbooks/``, one a family, written from the checks themselves so that they cannot drift
+apart.
 
 ``python -m kvops.diag.playbook playbooks`` writes them.
 """

@@ -205,9 +205,10 @@ p { margin: .4rem 0; } .dim { color: var(--dim); }
 section { border: 1px solid var(--line); border-left: .35rem solid var(--unknown); border-radius: .4rem;
   background: var(--card); padding: .8rem 1rem; margin: 1rem 0; }
 section.fail { border-left-color: var(--fail); } section.warn { border-left-color: var(--warn); }
-.fail > .tag, b.fail { color: var(--fail); } .warn > .tag, b.warn { color: var(--warn); } b.ok { color: var(--ok); }
-ol.path { list-style: none; display: flex; flex-wrap: wrap; gap: .4rem 1.6rem; padding: 0; margin: .5rem 0 1rem; }
-ol.path li { position: relative; border: 1px solid var(--line); border-radius: .4rem; padding: .2rem .7rem; min-width: 4.6rem;
+.fail > .tag, b.fail { color: var(--fail); } .warn > .tag, b.warn { color: var(--warn); } b.ok { color:
+var(--ok); } ol.path { list-style: none; display: flex; flex-wrap: wrap; gap: .4rem 1.6rem; padding: 0;
+margin: .5rem 0 1rem; } ol.path li { position: relative; border: 1px solid var(--line); border-radius:
+.4rem; padding: .2rem .7rem; min-width: 4.6rem;
   text-align: center; background: var(--card); }
 ol.path li:not(:last-child)::after { content: "→"; position: absolute; right: -1.25rem; color: var(--dim); }
 ol.path li.fail { border: 2px solid var(--fail); color: var(--fail); font-weight: 600; }
@@ -218,7 +219,8 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem .8rem; ma
 dt { color: var(--dim); } dd { margin: 0; min-width: 0; }
 details { margin: 1rem 0; } summary { cursor: pointer; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
-td, th { text-align: left; padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td, th { text-align: left; padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); vertical-
+align: top; }
 """
 
 
@@ -226,7 +228,7 @@ def page(nodes: Sequence[HostFacts], results: Sequence[Result], *, took_s: float
     """One HTML file that needs nothing else: no script, no font, no image from elsewhere."""
 
     def text(value: Any) -> str:
-        return html.html.escape(safe(str(value)))
+        return html.escape(safe(str(value)))
 
     worst = verdict(results)
     body = [

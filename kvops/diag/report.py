@@ -62,8 +62,10 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
         "gid.table_empty",
         "gid.no_routable",
         "ip.address_missing",
-    )
-    + ("ctr.nic_imbalance", "driver.char_devices", *_UNREACHED),
+        "ctr.nic_imbalance",
+        "driver.char_devices",
+        *_UNREACHED,
+    ),
     "link.symbol_errors": ("link.ber", "ctr.icrc", *_LOSS),
     "link.flap": ("gid.changed", *_LOSS),
     "link.width": ("link.rate", "ctr.nic_imbalance"),
@@ -89,8 +91,9 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
         "gid.index_empty",
         "gid.link_local_selected",
         "xnode.env_drift",
-    )
-    + ("gid.family_mismatch", *_UNREACHED),
+        "gid.family_mismatch",
+        *_UNREACHED,
+    ),
     "gid.type_v1_selected": _UNREACHED,
     "gid.table_empty": ("gid.no_routable", "k8s.pod_rdma_netdev", *_UNREACHED),
     "gid.netns_mismatch": ("k8s.pod_rdma_netdev", *_UNREACHED),
@@ -126,10 +129,18 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
         "qos.cross_nic",
         "ctr.discards",
         "xnode.config_drift",
-    )
-    + _LOSS,
-    "qos.direction_asymmetry": ("qos.trust_mode", "qos.lossless_vlan0", "qos.tclass_mapping", "qos.cross_nic")
-    + ("xnode.config_drift", "xnode.env_drift", "ctr.discards", *_LOSS),
+        *_LOSS,
+    ),
+    "qos.direction_asymmetry": (
+        "qos.trust_mode",
+        "qos.lossless_vlan0",
+        "qos.tclass_mapping",
+        "qos.cross_nic",
+        "xnode.config_drift",
+        "xnode.env_drift",
+        "ctr.discards",
+        *_LOSS,
+    ),
     "qos.tclass_mapping": ("ctr.discards", "xnode.env_drift", *_LOSS),
     "qos.pfc_enabled": ("ctr.discards", "qos.cross_nic", *_LOSS),
     "qos.buffer": ("ctr.discards", *_LOSS),
@@ -228,12 +239,14 @@ def exit_code(results: Sequence[Result], *, fail_on: str = "fail") -> int:
     """
     0 clean, 1 the answer is no, 3 something that was asked for could not be seen.
 
-    Asked for is what the collection set out to read and was refused, what failed, hung or crashed, and every check that
-    was named with ``--only``. What a snapshot never held, or a tool that is not installed, is unknown and no more.
+    Asked for is what the collection set out to read and was refused, what failed, hung or crashed, and
+    every check that was named with ``--only``. What a snapshot never held, or a tool that is not installed,
+    is unknown and no more.
     """
     outcomes = {result.outcome for result in results}
     unseen = any(r.asked for r in results)
-    enough = {"fail": set(), "warn": {Outcome.WARN}, "unknown": {Outcome.UNKNOWN}}[fail_on] | {Outcome.FAIL}
+    worse: dict[str, set[Outcome]] = {"fail": set(), "warn": {Outcome.WARN}, "unknown": {Outcome.UNKNOWN}}
+    enough = worse[fail_on] | {Outcome.FAIL}
     if outcomes & enough:
         return 1
     return 3 if unseen else 0
@@ -241,7 +254,7 @@ def exit_code(results: Sequence[Result], *, fail_on: str = "fail") -> int:
 
 def path_of(node: str, results: Sequence[Result]) -> list[tuple[str, Outcome]]:
     """The way of a transfer, hop by hop, each with the worst that was found there."""
-    hops = []
+    hops: list[tuple[str, Outcome]] = []
     for name, families in _STAGES:
         mine = [
             r.outcome

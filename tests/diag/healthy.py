@@ -25,16 +25,32 @@ def efa() -> World:
     w.meta["expect"] = {"rdma_devices": ["mlx5_0", "mlx5_1"], "provider": "aws"}
     for device, netdev, bdf, _ in RAILS:
         port = PORT.format(device)
-        w.drop(f"{port}/counters", f"{port}/gids", f"{port}/gid_attrs", f"{port}/hw_counters", f"/sys/class/net/{netdev}/ecn")
-        w.put(f"{port}/link_layer", "Unknown").put(f"/sys/class/infiniband/{device}/node_type", "7: unspecified")
-        w.put(f"{port}/gids/0", "fe80:0000:0000:0000:0400:00ff:fe00:0001").put(f"{port}/rate", "100 Gb/sec (4X EDR)")
+        w.drop(
+            f"{port}/counters",
+            f"{port}/gids",
+            f"{port}/gid_attrs",
+            f"{port}/hw_counters",
+            f"/sys/class/net/{netdev}/ecn",
+        )
+        w.put(f"{port}/link_layer", "Unknown").put(
+            f"/sys/class/infiniband/{device}/node_type", "7: unspecified"
+        )
+        w.put(f"{port}/gids/0", "fe80:0000:0000:0000:0400:00ff:fe00:0001").put(
+            f"{port}/rate", "100 Gb/sec (4X EDR)"
+        )
         w.put(f"/sys/class/infiniband/{device}/node_guid", "0000:0000:0000:0000")
         for name in ("current_link_speed", "max_link_speed"):
             w.put(f"/sys/bus/pci/devices/{bdf}/{name}", "Unknown")
         w.put(f"/sys/bus/pci/devices/{bdf}/current_link_width", "0")
         for counter, step in (("tx_bytes", 10**12), ("rx_bytes", 10**12), ("retrans_bytes", 0)):
-            w.put(f"{port}/hw_counters/{counter}", "5").put_later(f"{port}/hw_counters/{counter}", str(5 + step))
-        w.say(f"ethtool -S {netdev}", "NIC statistics:\n     tx_timeout: 0\n", "NIC statistics:\n     tx_timeout: 0\n")
+            w.put(f"{port}/hw_counters/{counter}", "5").put_later(
+                f"{port}/hw_counters/{counter}", str(5 + step)
+            )
+        w.say(
+            f"ethtool -S {netdev}",
+            "NIC statistics:\n     tx_timeout: 0\n",
+            "NIC statistics:\n     tx_timeout: 0\n",
+        )
         w.put(f"/sys/class/net/{netdev}/mtu", "9001")
     for pid in (100, 101):
         w.env(pid, MC_GID_INDEX=None, MC_IB_TC=None)
@@ -48,10 +64,22 @@ def erdma() -> World:
     w.meta["expect"] = {"rdma_devices": ["mlx5_0", "mlx5_1"]}
     for device, netdev, bdf, _ in RAILS:
         port = PORT.format(device)
-        w.drop(f"{port}/gids", f"{port}/gid_attrs", f"{port}/counters", f"{port}/hw_counters", f"/sys/class/net/{netdev}/ecn")
-        w.put(f"{port}/gids/0", "0200:0000:0205:0000:0000:0000:0000:0000").put(f"{port}/gid_attrs/types/0", "IB/RoCE v1")
-        w.put(f"/sys/class/infiniband/{device}/node_type", "4: RNIC").put(f"/sys/class/net/{netdev}/mtu", "1500")
-        w.put(f"/sys/bus/pci/devices/{bdf}/numa_node", "-1").put(f"/sys/bus/pci/devices/{bdf}/current_link_width", "0")
+        w.drop(
+            f"{port}/gids",
+            f"{port}/gid_attrs",
+            f"{port}/counters",
+            f"{port}/hw_counters",
+            f"/sys/class/net/{netdev}/ecn",
+        )
+        w.put(f"{port}/gids/0", "0200:0000:0205:0000:0000:0000:0000:0000").put(
+            f"{port}/gid_attrs/types/0", "IB/RoCE v1"
+        )
+        w.put(f"/sys/class/infiniband/{device}/node_type", "4: RNIC").put(
+            f"/sys/class/net/{netdev}/mtu", "1500"
+        )
+        w.put(f"/sys/bus/pci/devices/{bdf}/numa_node", "-1").put(
+            f"/sys/bus/pci/devices/{bdf}/current_link_width", "0"
+        )
         w.put(f"/sys/bus/pci/devices/{bdf}/current_link_speed", "Unknown")
     for pid in (100, 101):
         w.env(pid, MC_GID_INDEX=None, MC_IB_TC=None)
@@ -65,9 +93,18 @@ def bnxt() -> World:
     for device, netdev, _, _ in RAILS:
         port = PORT.format(device)
         w.drop(f"{port}/hw_counters", f"/sys/class/net/{netdev}/ecn", f"/sys/class/net/{netdev}/qos")
-        for name in ("to_retransmits", "seq_err_naks_rcvd", "max_retry_exceeded", "oos_drop_count", "rnr_naks_rcvd"):
+        for name in (
+            "to_retransmits",
+            "seq_err_naks_rcvd",
+            "max_retry_exceeded",
+            "oos_drop_count",
+            "rnr_naks_rcvd",
+        ):
             w.put(f"{port}/hw_counters/{name}", "12")
-        w.say(f"dcb pfc show dev {netdev}", "pfc-cap 8 macsec-bypass off delay 0\nprio-pfc 0:off 1:off 2:off 3:on 4:off 5:off 6:off 7:off\n")
+        w.say(
+            f"dcb pfc show dev {netdev}",
+            "pfc-cap 8 macsec-bypass off delay 0\nprio-pfc 0:off 1:off 2:off 3:on 4:off 5:off 6:off 7:off\n",
+        )
         w.say(f"dcb app show dev {netdev}", "dscp-prio 26:3 48:6\n")
     return w
 
@@ -97,10 +134,14 @@ def pod() -> World:
     w.meta["expect"] |= {"allocated_devices": ["mlx5_0", "mlx5_1"]}
     for _, netdev, bdf, _ in RAILS:
         pci = f"/sys/bus/pci/devices/{bdf}"
-        w.put(f"{pci}/device", "0x101e").put(f"{pci}/current_link_speed", "Unknown").put(f"{pci}/current_link_width", "0")
+        w.put(f"{pci}/device", "0x101e").put(f"{pci}/current_link_speed", "Unknown").put(
+            f"{pci}/current_link_width", "0"
+        )
         w.say(f"mlnx_qos -i {netdev}", "Priority trust state is not supported on your system\n", code=1)
         w.drop(f"/sys/class/net/{netdev}/qos", f"/sys/class/net/{netdev}/ecn")
-        stats = "NIC statistics:\n     rx_vport_rdma_unicast_bytes: {}\n     tx_vport_rdma_unicast_bytes: {}\n"
+        stats = (
+            "NIC statistics:\n     rx_vport_rdma_unicast_bytes: {}\n     tx_vport_rdma_unicast_bytes: {}\n"
+        )
         w.say(f"ethtool -S {netdev}", stats.format(5, 5), stats.format(10**12, 10**12))
     for pid in (100, 101):
         w.env(pid, KUBERNETES_SERVICE_HOST="10.0.0.1")
@@ -114,12 +155,14 @@ def ipv6() -> World:
     addr = w.outputs[("ip", "addr", "show")][1]
     routes = "default via 192.0.2.254 dev eno1\n"
     for index, (device, netdev, _, _) in enumerate(RAILS):
-        for slot, kind in ((2, "IB/RoCE v1"), (3, "RoCE v2")):
+        for slot, _kind in ((2, "IB/RoCE v1"), (3, "RoCE v2")):
             w.put(f"{PORT.format(device)}/gids/{slot}", f"fd00:0000:0000:000{index}:0000:0000:0000:0061")
         addr = addr.replace(f"inet 10.30.{index}.61/24 scope", f"inet6 fd00:0:0:{index}::61/64 scope")
         routes += f"fd00:0:0:{index}::/64 dev {netdev} proto kernel\nfd00::/32 via fe80::1 dev {netdev} metric {100 + index}\n"
     w.expect(peers=[{"node": "far", "rdma_ips": ["fd00:0:0:10::9", "fd00:0:0:11::9"]}])
-    w.say("ip -6 route show", routes).say("ip neigh show", "fe80::1 dev ens1 lladdr 02:00:00:00:fe:00 router REACHABLE \n")
+    w.say("ip -6 route show", routes).say(
+        "ip neigh show", "fe80::1 dev ens1 lladdr 02:00:00:00:fe:00 router REACHABLE \n"
+    )
     return w.say("ip addr show", addr)
 
 
@@ -135,7 +178,10 @@ def unprivileged() -> World:
     for pid in (100, 101):
         w.drop(f"/proc/{pid}/environ", f"/proc/{pid}/maps", f"/proc/{pid}/numa_maps")
         w.meta["errors"] |= {f"/proc/{pid}/environ": "EACCES", f"/proc/{pid}/numa_maps": "EACCES"}
-    w.say("lspci -vvv", "18:00.0 Ethernet controller: Mellanox Technologies MT2910\n\tCapabilities: <access denied>\n")
+    w.say(
+        "lspci -vvv",
+        "18:00.0 Ethernet controller: Mellanox Technologies MT2910\n\tCapabilities: <access denied>\n",
+    )
     w.say("dmesg", "", code=1, stderr="dmesg: read kernel buffer failed: Operation not permitted\n")
     w.say("iptables -S", "", code=4, stderr="iptables: Permission denied (you must be root).\n")
     return w.say("devlink health show", "", code=1, stderr="kernel answers: Operation not permitted\n")
@@ -165,5 +211,6 @@ def lossy() -> World:
 
 
 HEALTHY: dict[str, Callable[[], World]] = {
-    f.__name__: f for f in (World, efa, erdma, bnxt, infiniband, pod, ipv6, bonded, unprivileged, no_rdma, lossy)
+    f.__name__: f
+    for f in (World, efa, erdma, bnxt, infiniband, pod, ipv6, bonded, unprivileged, no_rdma, lossy)
 }

@@ -60,7 +60,15 @@ def test_unknown_is_not_ok() -> None:
     world.files.clear()
     world.later.clear()
     world.outputs.clear()
-    world.meta |= {"scope": [], "links": {}, "realpath": {}, "errors": {}, "dev": [], "targets": [], "expect": {}}
+    world.meta |= {
+        "scope": [],
+        "links": {},
+        "realpath": {},
+        "errors": {},
+        "dev": [],
+        "targets": [],
+        "expect": {},
+    }
 
     results = judge(world)
 
@@ -78,13 +86,25 @@ def test_finding_says_all_four() -> None:
                     assert finding.observed, result.check
                     assert finding.expected, result.check
                     assert finding.fix, result.check
-                    assert finding.evidence or defect.nodes == 2 or result.check.startswith(("probe.", "qos.rtt")), result.check
+                    assert (
+                        finding.evidence
+                        or defect.nodes == 2
+                        or result.check.startswith(("probe.", "qos.rtt"))
+                    ), result.check
 
 
 def test_hidden_sources_never_warn() -> None:
     """Whatever is taken away from a healthy node (one source after the other), nothing starts to report."""
     commands = list(World().outputs)
-    folders = ["/proc", "/sys/class/net", "/sys/class/infiniband_verbs", "/sys/bus/pci", "/sys/kernel", "/sys/devices", "/dev"]
+    folders = [
+        "/proc",
+        "/sys/class/net",
+        "/sys/class/infiniband_verbs",
+        "/sys/bus/pci",
+        "/sys/kernel",
+        "/sys/devices",
+        "/dev",
+    ]
     for step, following in pairwise([*commands, None]):
         world = World()
         world.outputs.pop(step)

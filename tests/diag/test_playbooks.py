@@ -24,7 +24,10 @@ def test_every_check_has_a_heading_and_a_source() -> None:
     for check in checks().values():
         text = (PLAYBOOKS / f"{check.family}.md").read_text(encoding="utf-8")
         assert f"\n## {check.id}\n" in text
-        assert check.source and check.why and check.fix and check.title
+        assert check.source
+        assert check.why
+        assert check.fix
+        assert check.title
         assert f"(#{playbook(check).partition('#')[2]})" in text
 
 

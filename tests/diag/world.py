@@ -18,27 +18,85 @@ GPUS = (("0000:19:00.0", 0), ("0000:9b:00.0", 1))
 STORES = (("store0", 100, 0, "mlx5_0", "0-47"), ("store1", 101, 1, "mlx5_1", "48-95"))
 PORT = "/sys/class/infiniband/{}/ports/1"
 
-COUNTERS = (
-    "symbol_error link_error_recovery link_downed port_rcv_errors port_xmit_discards local_link_integrity_errors "
-    "excessive_buffer_overrun_errors port_xmit_wait VL15_dropped"
-).split()
-HW_COUNTERS = (
-    "out_of_sequence packet_seq_err implied_nak_seq_err local_ack_timeout_err rnr_nak_retry_err duplicate_request "
-    "out_of_buffer roce_adp_retrans roce_adp_retrans_to roce_slow_restart req_transport_retries_exceeded "
-    "req_rnr_retries_exceeded resp_remote_access_errors req_remote_access_errors req_remote_invalid_request "
-    "resp_local_length_error resp_cqe_error req_cqe_error resp_cqe_flush_error req_cqe_flush_error np_cnp_sent "
-    "np_ecn_marked_roce_packets rp_cnp_handled rp_cnp_ignored rx_icrc_encapsulated rx_write_requests"
-).split()
-STATS = (
-    "rx_bytes tx_bytes rx_out_of_buffer rx_discards_phy tx_discards_phy rx_crc_errors_phy rx_symbol_err_phy "
-    "rx_pcs_symbol_err_phy rx_corrected_bits_phy link_down_events_phy rx_oversize_pkts_phy rx_out_of_range_len_phy "
-    "rx_pci_signal_integrity tx_pci_signal_integrity outbound_pci_stalled_rd_events outbound_pci_stalled_wr_events "
-    "outbound_pci_buffer_overflow module_high_temp module_bus_stuck module_bad_shorted module_unplug "
-    "tx_pause_storm_warning_events tx_pause_storm_error_events rx_buffer_passed_thres_phy "
-    "rx_prio0_bytes tx_prio0_bytes rx_prio0_discards rx_prio0_buf_discard "
-    "rx_prio3_bytes tx_prio3_bytes rx_prio3_packets tx_prio3_packets rx_prio3_discards rx_prio3_buf_discard "
-    "rx_prio3_pause rx_prio3_pause_duration tx_prio3_pause tx_prio3_pause_duration"
-).split()
+COUNTERS = [
+    "symbol_error",
+    "link_error_recovery",
+    "link_downed",
+    "port_rcv_errors",
+    "port_xmit_discards",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+    "port_xmit_wait",
+    "VL15_dropped",
+]
+HW_COUNTERS = [
+    "out_of_sequence",
+    "packet_seq_err",
+    "implied_nak_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "duplicate_request",
+    "out_of_buffer",
+    "roce_adp_retrans",
+    "roce_adp_retrans_to",
+    "roce_slow_restart",
+    "req_transport_retries_exceeded",
+    "req_rnr_retries_exceeded",
+    "resp_remote_access_errors",
+    "req_remote_access_errors",
+    "req_remote_invalid_request",
+    "resp_local_length_error",
+    "resp_cqe_error",
+    "req_cqe_error",
+    "resp_cqe_flush_error",
+    "req_cqe_flush_error",
+    "np_cnp_sent",
+    "np_ecn_marked_roce_packets",
+    "rp_cnp_handled",
+    "rp_cnp_ignored",
+    "rx_icrc_encapsulated",
+    "rx_write_requests",
+]
+STATS = [
+    "rx_bytes",
+    "tx_bytes",
+    "rx_out_of_buffer",
+    "rx_discards_phy",
+    "tx_discards_phy",
+    "rx_crc_errors_phy",
+    "rx_symbol_err_phy",
+    "rx_pcs_symbol_err_phy",
+    "rx_corrected_bits_phy",
+    "link_down_events_phy",
+    "rx_oversize_pkts_phy",
+    "rx_out_of_range_len_phy",
+    "rx_pci_signal_integrity",
+    "tx_pci_signal_integrity",
+    "outbound_pci_stalled_rd_events",
+    "outbound_pci_stalled_wr_events",
+    "outbound_pci_buffer_overflow",
+    "module_high_temp",
+    "module_bus_stuck",
+    "module_bad_shorted",
+    "module_unplug",
+    "tx_pause_storm_warning_events",
+    "tx_pause_storm_error_events",
+    "rx_buffer_passed_thres_phy",
+    "rx_prio0_bytes",
+    "tx_prio0_bytes",
+    "rx_prio0_discards",
+    "rx_prio0_buf_discard",
+    "rx_prio3_bytes",
+    "tx_prio3_bytes",
+    "rx_prio3_packets",
+    "tx_prio3_packets",
+    "rx_prio3_discards",
+    "rx_prio3_buf_discard",
+    "rx_prio3_pause",
+    "rx_prio3_pause_duration",
+    "tx_prio3_pause",
+    "tx_prio3_pause_duration",
+]
 MOVED_BYTES = 1_500_000_000_000  # in the window, about 200 Gbit/s each way
 
 QOS = """DCBX mode: OS controlled
@@ -51,13 +109,13 @@ Receive buffer size (bytes): 20480,1019616,0,0,0,0,0,0,max_buffer_size=2080768
 Cable len: 7
 PFC configuration:
 	priority    0   1   2   3   4   5   6   7
-	enabled     0   0   0   1   0   0   0   0   
-	buffer      0   0   0   1   0   0   0   0   
+	enabled     0   0   0   1   0   0   0   0
+	buffer      0   0   0   1   0   0   0   0
 """
-LIMITS = """Limit                     Soft Limit           Hard Limit           Units     
-Max processes             8253024              8253024              processes 
-Max open files            1048576              1048576              files     
-Max locked memory         unlimited            unlimited            bytes     
+LIMITS = """Limit                     Soft Limit           Hard Limit           Units
+Max processes             8253024              8253024              processes
+Max open files            1048576              1048576              files
+Max locked memory         unlimited            unlimited            bytes
 """
 
 
@@ -142,7 +200,11 @@ class World:
 
     def log(self, *lines: str) -> World:
         code, text, stderr = self.outputs[("dmesg",)]
-        self.outputs[("dmesg",)] = (code, text + "".join(f"[{5000 + i}.000000] {x}\n" for i, x in enumerate(lines)), stderr)
+        self.outputs[("dmesg",)] = (
+            code,
+            text + "".join(f"[{5000 + i}.000000] {x}\n" for i, x in enumerate(lines)),
+            stderr,
+        )
         return self
 
     def expect(self, **values: Any) -> World:
@@ -234,15 +296,38 @@ class World:
         put = self.put
         put("/proc/cmdline", "BOOT_IMAGE=/vmlinuz root=/dev/sda1 ro intel_iommu=on iommu=pt")
         put("/proc/sys/kernel/osrelease", "5.15.0-105-generic")
-        put("/proc/meminfo", "MemTotal: 2113421312 kB\nHugePages_Total: 524288\nHugePages_Free: 262144\nHugePages_Rsvd: 0\nHugepagesize: 2048 kB\n")
-        modules = "nvidia_peermem nvidia rdma_ucm ib_umad mlx5_ib ib_uverbs ib_core mlx5_core".split()
+        put(
+            "/proc/meminfo",
+            "MemTotal: 2113421312 kB\nHugePages_Total: 524288\nHugePages_Free: 262144\nHugePages_Rsvd: 0\nHugepagesize: 2048 kB\n",
+        )
+        modules = [
+            "nvidia_peermem",
+            "nvidia",
+            "rdma_ucm",
+            "ib_umad",
+            "mlx5_ib",
+            "ib_uverbs",
+            "ib_core",
+            "mlx5_core",
+        ]
         put("/proc/modules", "".join(f"{m} 16384 0 - Live 0x0\n" for m in modules))
         put("/proc/mounts", "tmpfs /dev/shm tmpfs rw,nosuid,nodev,size=1056710656k 0 0\n")
         put("/proc/uptime", "9000.00 100.00")
-        put("/proc/stat", "cpu  1000 0 1000 80000 0 0 0 0 0 0\nbtime 1760000000\n").put_later("/proc/stat", "cpu  2000 0 2000 160000 0 0 0 0 0 0\nbtime 1760000000\n")
+        put("/proc/stat", "cpu  1000 0 1000 80000 0 0 0 0 0 0\nbtime 1760000000\n").put_later(
+            "/proc/stat", "cpu  2000 0 2000 160000 0 0 0 0 0 0\nbtime 1760000000\n"
+        )
         put("/proc/net/softnet_stat", "00001000 00000000 00000000\n")
-        put("/proc/net/udp", "   sl  local_address rem_address\n   1: 00000000:0044 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 812 2 0 0\n")
-        put("/proc/interrupts", "            CPU0  CPU1\n" + "".join(f" {64 + i}: 10 12 IR-PCI-MSI 0-edge mlx5_comp0@pci:{r[2]}\n" for i, r in enumerate(RAILS)))
+        put(
+            "/proc/net/udp",
+            "   sl  local_address rem_address\n   1: 00000000:0044 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 812 2 0 0\n",
+        )
+        put(
+            "/proc/interrupts",
+            "            CPU0  CPU1\n"
+            + "".join(
+                f" {64 + i}: 10 12 IR-PCI-MSI 0-edge mlx5_comp0@pci:{r[2]}\n" for i, r in enumerate(RAILS)
+            ),
+        )
         for i, (_, _, _, node) in enumerate(RAILS):
             put(f"/proc/irq/{64 + i}/effective_affinity_list", "3" if node == 0 else "50")
         put("/sys/devices/system/node/online", "0-1")
@@ -284,7 +369,12 @@ class World:
         }.items():
             put(path, text)
         for where in ("all", "default"):
-            for name, value in (("arp_ignore", "1"), ("arp_announce", "2"), ("rp_filter", "2"), ("arp_filter", "0")):
+            for name, value in (
+                ("arp_ignore", "1"),
+                ("arp_announce", "2"),
+                ("rp_filter", "2"),
+                ("arp_filter", "0"),
+            ):
                 put(f"/proc/sys/net/ipv4/conf/{where}/{name}", value)
         self._pci_bridge("0000:15:01.0", "pci0000:15/0000:15:01.0")
         self._pci_bridge("0000:97:01.0", "pci0000:97/0000:97:01.0")
@@ -296,7 +386,12 @@ class World:
 
     def _pci_bridge(self, bdf: str, real: str) -> None:
         path = f"/sys/bus/pci/devices/{bdf}"
-        for name, text in (("class", "0x060400"), ("vendor", "0x1000"), ("device", "0xc030"), ("numa_node", "0")):
+        for name, text in (
+            ("class", "0x060400"),
+            ("vendor", "0x1000"),
+            ("device", "0xc030"),
+            ("numa_node", "0"),
+        ):
             self.put(f"{path}/{name}", text)
         for name, text in (("link_speed", "32.0 GT/s PCIe"), ("link_width", "16")):
             self.put(f"{path}/current_{name}", text).put(f"{path}/max_{name}", text)
@@ -315,7 +410,12 @@ class World:
             "type": "1",
         }.items():
             self.put(f"/sys/class/net/{name}/{file}", text)
-        for file, text in (("arp_ignore", "1"), ("arp_announce", "2"), ("rp_filter", "2"), ("arp_filter", "0")):
+        for file, text in (
+            ("arp_ignore", "1"),
+            ("arp_announce", "2"),
+            ("rp_filter", "2"),
+            ("arp_filter", "0"),
+        ):
             self.put(f"/proc/sys/net/ipv4/conf/{name}/{file}", text)
         self.put(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6", "0")
 
@@ -347,7 +447,9 @@ class World:
             f"/sys/class/net/{netdev}/device": pci,
         }
         root, switch = ("15", "17") if index == 0 else ("97", "99")
-        self.meta["realpath"][pci] = f"/sys/devices/pci0000:{root}/0000:{root}:01.0/0000:{int(switch, 16) - 1:02x}:00.0/0000:{switch}:00.0/{bdf}"
+        self.meta["realpath"][pci] = (
+            f"/sys/devices/pci0000:{root}/0000:{root}:01.0/0000:{int(switch, 16) - 1:02x}:00.0/0000:{switch}:00.0/{bdf}"
+        )
         put(f"/sys/kernel/iommu_groups/{60 + index}/type", "identity")
         guid = f"0200:00ff:fe00:0{self.octet}{index}"
         for name, text in {
@@ -370,7 +472,9 @@ class World:
             put(f"{port}/{name}", text)
         ipv4 = f"0000:0000:0000:0000:0000:ffff:0a1e:{index:02x}{self.octet:02x}"
         link_local = f"fe80:0000:0000:0000:0000:00ff:fe00:0{self.octet}{index}"
-        for slot, (gid, kind) in enumerate(((link_local, "IB/RoCE v1"), (link_local, "RoCE v2"), (ipv4, "IB/RoCE v1"), (ipv4, "RoCE v2"))):
+        for slot, (gid, kind) in enumerate(
+            ((link_local, "IB/RoCE v1"), (link_local, "RoCE v2"), (ipv4, "IB/RoCE v1"), (ipv4, "RoCE v2"))
+        ):
             put(f"{port}/gids/{slot}", gid)
             put(f"{port}/gid_attrs/types/{slot}", kind)
             put(f"{port}/gid_attrs/ndevs/{slot}", netdev)
@@ -380,16 +484,36 @@ class World:
         for name in COUNTERS:
             put(f"{port}/counters/{name}", "15")
         for side in ("xmit", "rcv"):
-            put(f"{port}/counters/port_{side}_data", "1000").put_later(f"{port}/counters/port_{side}_data", str(1000 + MOVED_BYTES // 4))
-            put(f"{port}/counters/port_{side}_packets", "50").put_later(f"{port}/counters/port_{side}_packets", str(50 + MOVED_BYTES // 4096))
+            put(f"{port}/counters/port_{side}_data", "1000").put_later(
+                f"{port}/counters/port_{side}_data", str(1000 + MOVED_BYTES // 4)
+            )
+            put(f"{port}/counters/port_{side}_packets", "50").put_later(
+                f"{port}/counters/port_{side}_packets", str(50 + MOVED_BYTES // 4096)
+            )
         for name in HW_COUNTERS:
             put(f"{port}/hw_counters/{name}", "9")
         put(f"/sys/class/infiniband_verbs/uverbs{index}/ibdev", device)
         put(f"/sys/class/infiniband_verbs/uverbs{index}/abi_version", "1")
         for kind, minor in (("uverbs", 192), ("umad", 0), ("issm", 64)):
-            self.meta["dev"].append({"path": f"/dev/infiniband/{kind}{index}", "type": "c", "major": 231, "minor": minor + index, "mode": "crw-rw-rw-"})
+            self.meta["dev"].append(
+                {
+                    "path": f"/dev/infiniband/{kind}{index}",
+                    "type": "c",
+                    "major": 231,
+                    "minor": minor + index,
+                    "mode": "crw-rw-rw-",
+                }
+            )
         if index == 0:
-            self.meta["dev"].append({"path": "/dev/infiniband/rdma_cm", "type": "c", "major": 10, "minor": 122, "mode": "crw-rw-rw-"})
+            self.meta["dev"].append(
+                {
+                    "path": "/dev/infiniband/rdma_cm",
+                    "type": "c",
+                    "major": 10,
+                    "minor": 122,
+                    "mode": "crw-rw-rw-",
+                }
+            )
         self._netdev(netdev, f"02:00:00:00:0{self.octet % 10}:0{index + 1}", 9000, 400000)
         put(f"/sys/class/net/{netdev}/qos/trust", "dscp")
         for side in ("roce_np", "roce_rp"):
@@ -403,11 +527,20 @@ class World:
             later[f"{side}_prio3_packets"] += MOVED_BYTES // 4096
         self.say(f"ethtool -S {netdev}", _print_stats(stats), _print_stats(later))
         self.say(f"ethtool -i {netdev}", f"driver: mlx5_core\nversion: 24.10\nbus-info: {bdf}\n")
-        self.say(f"ethtool -a {netdev}", f"Pause parameters for {netdev}:\nAutonegotiate:\toff\nRX:\t\toff\nTX:\t\toff\n")
-        self.say(f"ethtool --show-fec {netdev}", f"FEC parameters for {netdev}:\nConfigured FEC encodings: Auto\nActive FEC encoding: RS\n")
+        self.say(
+            f"ethtool -a {netdev}",
+            f"Pause parameters for {netdev}:\nAutonegotiate:\toff\nRX:\t\toff\nTX:\t\toff\n",
+        )
+        self.say(
+            f"ethtool --show-fec {netdev}",
+            f"FEC parameters for {netdev}:\nConfigured FEC encodings: Auto\nActive FEC encoding: RS\n",
+        )
         self.say(f"ethtool --show-eee {netdev}", f"EEE settings for {netdev}:\n\tEEE status: disabled\n")
         self.say(f"mlnx_qos -i {netdev}", QOS)
-        self.say(f"mlxlink -d {device} -c", "Effective Physical BER             : 15E-255\nRaw Physical BER                   : 1E-9\n")
+        self.say(
+            f"mlxlink -d {device} -c",
+            "Effective Physical BER             : 15E-255\nRaw Physical BER                   : 1E-9\n",
+        )
         self.say(
             f"mlxconfig -d {bdf} -e q",
             "Configurations:                    Default         Current         Next Boot\n"
@@ -419,14 +552,27 @@ class World:
 
     def _gpu(self, bdf: str, node: int) -> None:
         path = f"/sys/bus/pci/devices/{bdf}"
-        for name, text in (("class", "0x030200"), ("vendor", "0x10de"), ("device", "0x2330"), ("numa_node", str(node))):
+        for name, text in (
+            ("class", "0x030200"),
+            ("vendor", "0x10de"),
+            ("device", "0x2330"),
+            ("numa_node", str(node)),
+        ):
             self.put(f"{path}/{name}", text)
         self.meta["links"][f"{path}/driver"] = "/sys/bus/pci/drivers/nvidia"
         root, switch = ("15", "17") if node == 0 else ("97", "99")
-        self.meta["realpath"][path] = f"/sys/devices/pci0000:{root}/0000:{root}:01.0/0000:{int(switch, 16) - 1:02x}:00.0/0000:{switch}:02.0/{bdf}"
+        self.meta["realpath"][path] = (
+            f"/sys/devices/pci0000:{root}/0000:{root}:01.0/0000:{int(switch, 16) - 1:02x}:00.0/0000:{switch}:02.0/{bdf}"
+        )
 
     def _store(self, name: str, pid: int, node: int, device: str, cpus: str) -> None:
-        words = ["mooncake_client", "--host=192.0.2.61", "--protocol=rdma", f"--device_names={device}", "--global_segment_size=256 GB"]
+        words = [
+            "mooncake_client",
+            "--host=192.0.2.61",
+            "--protocol=rdma",
+            f"--device_names={device}",
+            "--global_segment_size=256 GB",
+        ]
         words.append("--metadata_server=http://192.0.2.10:8080/metadata")
         self.put(f"/proc/{pid}/cmdline", "\0".join(words) + "\0")
         self.put(f"/proc/{pid}/environ", "MC_GID_INDEX=3\0MC_IB_TC=106\0MC_STORE_USE_HUGEPAGE=1\0")
@@ -436,10 +582,17 @@ class World:
             f"Name:\t{name}\nState:\tS (sleeping)\nHugetlbPages:\t268435456 kB\nCapEff:\t000001ffffffffff\n"
             f"Cpus_allowed_list:\t{cpus}\nMems_allowed_list:\t{node}\n",
         )
-        self.put(f"/proc/{pid}/numa_maps", f"7f0000000000 bind:{node} file=/anon_hugepage\\040(deleted) huge anon=131072 N{node}=131072 kernelpagesize_kB=2048\n")
+        self.put(
+            f"/proc/{pid}/numa_maps",
+            f"7f0000000000 bind:{node} file=/anon_hugepage\\040(deleted) huge anon=131072 N{node}=131072 kernelpagesize_kB=2048\n",
+        )
         self.put(f"/proc/{pid}/cgroup", "0::/system.slice/store.service\n")
-        self.put(f"/proc/{pid}/maps", "7f0000000000-7f4000000000 rw-s 00000000 00:0f 1 /anon_hugepage (deleted)\n")
-        self.put(f"/proc/{pid}/stat", f"{pid} ({name}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {20000 + pid} 0 0\n")
+        self.put(
+            f"/proc/{pid}/maps", "7f0000000000-7f4000000000 rw-s 00000000 00:0f 1 /anon_hugepage (deleted)\n"
+        )
+        self.put(
+            f"/proc/{pid}/stat", f"{pid} ({name}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {20000 + pid} 0 0\n"
+        )
 
     def _tools(self) -> None:
         lspci = ""
@@ -460,7 +613,10 @@ class World:
         for bdf, _ in GPUS:
             lspci += f"{bdf[5:]} 3D controller: NVIDIA Corporation Device 2330 (rev a1)\n\tKernel driver in use: nvidia\n\n"
         self.say("lspci -vvv", lspci)
-        self.say("dmesg", "[    0.000000] Command line: iommu=pt\n[    1.220000] iommu: Default domain type: Passthrough\n[   14.200000] mlx5_core 0000:18:00.0 ens1: Link up\n")
+        self.say(
+            "dmesg",
+            "[    0.000000] Command line: iommu=pt\n[    1.220000] iommu: Default domain type: Passthrough\n[   14.200000] mlx5_core 0000:18:00.0 ens1: Link up\n",
+        )
         octet = self.octet
         addr = "1: lo: <LOOPBACK,UP> mtu 65536 state UNKNOWN\n    inet 127.0.0.1/8 scope host lo\n"
         addr += f"2: eno1: <BROADCAST,UP> mtu 1500 state UP\n    inet 192.0.2.{octet}/24 scope global eno1\n"
@@ -477,8 +633,17 @@ class World:
         self.say("ip addr show", addr).say("ip route show table all", routes).say("ip neigh show", neighbours)
         self.say("ip rule show", rules + "32766:\tfrom all lookup main\n32767:\tfrom all lookup default\n")
         self.say("rdma system show", "netns shared copy-on-fork on\n")
-        self.say("rdma link show", "".join(f"link {d}/1 state ACTIVE physical_state LINK_UP netdev {n} \n" for d, n, _, _ in RAILS))
-        self.say("rdma resource show", "".join(f"{i}: {r[0]}: pd 12 cq 101 qp 2113 cm_id 8 mr 640 ctx 11 srq 2 \n" for i, r in enumerate(RAILS)))
+        self.say(
+            "rdma link show",
+            "".join(f"link {d}/1 state ACTIVE physical_state LINK_UP netdev {n} \n" for d, n, _, _ in RAILS),
+        )
+        self.say(
+            "rdma resource show",
+            "".join(
+                f"{i}: {r[0]}: pd 12 cq 101 qp 2113 cm_id 8 mr 640 ctx 11 srq 2 \n"
+                for i, r in enumerate(RAILS)
+            ),
+        )
         self.say(
             "ibv_devinfo -v",
             "".join(
@@ -490,11 +655,25 @@ class World:
         )
         self.say("ibv_devices", "    device          \t   node GUID\n    mlx5_0\t0200\n")
         self.say("ldconfig -p", "\tlibibverbs.so.1 (libc6,x86-64) => /lib/libibverbs.so.1\n")
-        self.say("devlink health show", "pci/0000:18:00.0:\n  reporter fw\n    state healthy error 2 recover 2\n")
-        self.say("chronyc -c tracking", "C0000201,192.0.2.1,3,1767607200.1,0.000012345,0.000008,0.00002,-12.3,0.001,0.012,0.0004,0.0002,64.4,Normal\n")
-        self.say("nstat -az TcpExtIPReversePathFilter", "#kernel\nTcpExtIPReversePathFilter       1811               0.0\n")
+        self.say(
+            "devlink health show", "pci/0000:18:00.0:\n  reporter fw\n    state healthy error 2 recover 2\n"
+        )
+        self.say(
+            "chronyc -c tracking",
+            "C0000201,192.0.2.1,3,1767607200.1,0.000012345,0.000008,0.00002,-12.3,0.001,0.012,0.0004,0.0002,64.4,Normal\n",
+        )
+        self.say(
+            "nstat -az TcpExtIPReversePathFilter",
+            "#kernel\nTcpExtIPReversePathFilter       1811               0.0\n",
+        )
         self.say("iptables -S", "-P INPUT ACCEPT\n-P FORWARD ACCEPT\n-P OUTPUT ACCEPT\n")
-        self.say("nvidia-smi -q -d MEMORY", "".join(f"GPU 0000{b.upper()}\n    BAR1 Memory Usage\n        Total                             : 131072 MiB\n        Used : 1 MiB\n        Free                              : 131071 MiB\n" for b, _ in GPUS))
+        self.say(
+            "nvidia-smi -q -d MEMORY",
+            "".join(
+                f"GPU 0000{b.upper()}\n    BAR1 Memory Usage\n        Total                             : 131072 MiB\n        Used : 1 MiB\n        Free                              : 131071 MiB\n"
+                for b, _ in GPUS
+            ),
+        )
 
 
 def _stats(text: str) -> dict[str, int]:
@@ -526,4 +705,8 @@ def outcomes(results: list[Result]) -> dict[str, str]:
 
 def loud(results: list[Result]) -> dict[str, str]:
     """Only those that warn or fail."""
-    return {r.check: str(r.outcome) for r in sorted(results, key=lambda r: r.outcome == "fail") if r.outcome in LOUD}
+    return {
+        r.check: str(r.outcome)
+        for r in sorted(results, key=lambda r: r.outcome == "fail")
+        if r.outcome in LOUD
+    }

@@ -658,11 +658,7 @@ def availability(port: Port) -> Iterator[Finding]:
         folders += 1
         if wanted not in names and port.device.kind == "mlx5":
             missing.append(f"{name}/{wanted}")
-        if (
-            name == "hw_counters"
-            and "np_cnp_sent" not in names
-            and port.device.kind == "mlx5"
-        ):
+        if name == "hw_counters" and "np_cnp_sent" not in names and port.device.kind == "mlx5":
             missing.append("np_*/rp_*")
     for netdev in port.wire_netdevs:
         stats = attempt(lambda: netdev.stats())

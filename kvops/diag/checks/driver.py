@@ -336,7 +336,9 @@ def userspace_libs(host: HostFacts) -> Iterator[Finding]:
     for argv in host.argvs("ldd"):
         text = attempt(lambda: host.command(*argv)) or ""
         seen = True
-        lost = re.search(r"^\s*(lib(?:ibverbs|rdmacm|mlx5|efa|ucp|uct|fabric)\S*) => not found", text, re.MULTILINE)
+        lost = re.search(
+            r"^\s*(lib(?:ibverbs|rdmacm|mlx5|efa|ucp|uct|fabric)\S*) => not found", text, re.MULTILINE
+        )
         if lost:
             yield fail(
                 argv[-1],

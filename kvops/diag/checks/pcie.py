@@ -356,7 +356,12 @@ def _remote(target: Target, function: PciFunction) -> bool:
     """Whether all of a target's memory is far from this function, as far as can be seen."""
     homes = attempt(lambda: home_nodes(target)) or set()
     node = function.numa_node
-    return node is not None and node >= 0 and bool(homes) and not any(target.host.numa_near(h, node) for h in homes)
+    return (
+        node is not None
+        and node >= 0
+        and bool(homes)
+        and not any(target.host.numa_near(h, node) for h in homes)
+    )
 
 
 @check(

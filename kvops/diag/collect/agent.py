@@ -5,8 +5,9 @@ It needs Python 3.8 and nothing else, so that it can be sent over SSH to hosts t
 
     python3 - '{"window_s": 10}' < agent.py
 
-prints a gzipped tar in base64. Everything is bounded: bytes of a file, seconds of a command, number of entries. It
-changes nothing, and keeps secrets out: of a process' environment only variables that steer engines are kept.
+prints a gzipped tar in base64. Everything is bounded: bytes of a file, seconds of a command, number of
+entries. It changes nothing, and keeps secrets out: of a process' environment only variables that steer
+engines are kept.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any
 
 SCHEMA = 1
 FILE_BYTES_MAX = 1 << 20
@@ -159,19 +161,19 @@ class Snapshot:
     """What was collected so far: files by name inside the snapshot, and its meta.json."""
 
     def __init__(self) -> None:
-        self.files: Dict[str, bytes] = {}
-        self.links: Dict[str, str] = {}
-        self.realpath: Dict[str, str] = {}
-        self.errors: Dict[str, str] = {}
-        self.scope: Set[str] = set()
-        self.left_out: Set[str] = set()
-        self.truncated: Dict[str, int] = {}
-        self.gone: List[str] = []
-        self.commands: Dict[str, Dict[str, Any]] = {}
-        self.rates: List[str] = []  # files that are read twice
-        self.rate_commands: List[Tuple[str, ...]] = []
+        self.files: dict[str, bytes] = {}
+        self.links: dict[str, str] = {}
+        self.realpath: dict[str, str] = {}
+        self.errors: dict[str, str] = {}
+        self.scope: set[str] = set()
+        self.left_out: set[str] = set()
+        self.truncated: dict[str, int] = {}
+        self.gone: list[str] = []
+        self.commands: dict[str, dict[str, Any]] = {}
+        self.rates: list[str] = []  # files that are read twice
+        self.rate_commands: list[tuple[str, ...]] = []
 
-    def read(self, path: str, *, rate: bool = False, limit: int = FILE_BYTES_MAX) -> Optional[bytes]:
+    def read(self, path: str, *, rate: bool = False, limit: int = FILE_BYTES_MAX) -> bytes | None:
         """Read a file into the snapshot; what a read refuses is noted with its errno."""
         if len(self.files) >= FILES_MAX:
             return None
@@ -209,7 +211,7 @@ class Snapshot:
             elif stat.S_ISDIR(mode) and depth > 0 and name not in ("power", "subsystem"):
                 self.walk(full, depth - 1, rate=rate)
 
-    def link(self, path: str) -> Optional[str]:
+    def link(self, path: str) -> str | None:
         """Note where a link points, as an absolute path."""
         try:
             target = os.path.realpath(path) if os.path.islink(path) else None
@@ -237,7 +239,7 @@ def read_bytes(path: str, limit: int) -> bytes:
         os.close(fd)
 
 
-def listed(path: str) -> List[str]:
+def listed(path: str) -> list[str]:
     """Names in a folder, none if it cannot be read."""
     try:
         return sorted(os.listdir(path))
@@ -245,7 +247,7 @@ def listed(path: str) -> List[str]:
         return []
 
 
-def run(argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> Dict[str, Any]:
+def run(argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> dict[str, Any]:
     """Run a program in a process group of its own, killed with all its children when the time is over."""
     if shutil.which(argv[0]) is None:
         return {"argv": list(argv), "missing": True}
@@ -261,7 +263,8 @@ def run(argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> Dict[str, 
         )
     except OSError:
         return {"argv": list(argv), "missing": True}
-    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
     deadline = time.monotonic() + timeout_s
     buffers = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
     open_fds = list(buffers)
@@ -290,7 +293,7 @@ def run(argv: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> Dict[str, 
     out, err = bytes(buffers[process.stdout.fileno()]), bytes(buffers[process.stderr.fileno()])
     process.stdout.close()
     process.stderr.close()
-    answer: Dict[str, Any] = {"argv": list(argv), "rc": process.returncode, "out": out, "err": err}
+    answer: dict[str, Any] = {"argv": list(argv), "rc": process.returncode, "out": out, "err": err}
     if late:
         answer["timed_out"] = True
     return answer
@@ -323,15 +326,15 @@ def run_all(snapshot: Snapshot, commands: Iterable[Sequence[str]], *, sample: in
                     snapshot.files["cmd/" + name[:-4] + ".err.txt"] = err[: 1 << 16]
 
 
-def collect_pci(snapshot: Snapshot) -> Tuple[List[str], List[str]]:
+def collect_pci(snapshot: Snapshot) -> tuple[list[str], list[str]]:
     """PCI functions; gives the addresses of RDMA-capable NICs and of GPUs."""
     base = "/sys/bus/pci/devices"
     snapshot.scope.add(base)
-    nics: List[str] = []
-    gpus: List[str] = []
-    bridges: Set[str] = set()
+    nics: list[str] = []
+    gpus: list[str] = []
+    bridges: set[str] = set()
     names = listed(base)[:PCI_MAX]
-    kinds: Dict[str, Tuple[str, str]] = {}
+    kinds: dict[str, tuple[str, str]] = {}
     for bdf in names:
         path = base + "/" + bdf
         values = [snapshot.read(path + "/" + name) or b"" for name in ("class", "vendor", "device")]
@@ -365,7 +368,7 @@ def collect_pci(snapshot: Snapshot) -> Tuple[List[str], List[str]]:
     return nics, gpus
 
 
-def collect_rdma(snapshot: Snapshot) -> List[str]:
+def collect_rdma(snapshot: Snapshot) -> list[str]:
     """Everything under /sys/class/infiniband; gives the device names."""
     base = "/sys/class/infiniband"
     snapshot.scope.add(base)
@@ -404,7 +407,7 @@ def collect_rdma(snapshot: Snapshot) -> List[str]:
 
 def _collect_gids(snapshot: Snapshot, port: str) -> None:
     indexes = sorted(int(name) for name in listed(port + "/gids") if name.isdigit())
-    values: Dict[int, bytes] = {}
+    values: dict[int, bytes] = {}
     for index in indexes[:4096]:
         with contextlib.suppress(OSError):
             values[index] = read_bytes(port + "/gids/%d" % index, 256)
@@ -419,7 +422,7 @@ def _collect_gids(snapshot: Snapshot, port: str) -> None:
             snapshot.read(port + "/gid_attrs/%s/%d" % (kind, index), rate=index in used)
 
 
-def collect_network(snapshot: Snapshot) -> List[str]:
+def collect_network(snapshot: Snapshot) -> list[str]:
     """Interfaces and their settings; gives their names."""
     base = "/sys/class/net"
     snapshot.scope.add(base)
@@ -449,9 +452,9 @@ def collect_network(snapshot: Snapshot) -> List[str]:
     return names
 
 
-def _masked(words: Sequence[str]) -> List[str]:
+def _masked(words: Sequence[str]) -> list[str]:
     """A command line without values that look like secrets."""
-    kept: List[str] = []
+    kept: list[str] = []
     hide = False
     for word in words:
         name, equals, _ = word.partition("=")
@@ -466,9 +469,9 @@ def _masked(words: Sequence[str]) -> List[str]:
     return kept
 
 
-def find_targets(pids: Sequence[int]) -> List[Tuple[str, int]]:
+def find_targets(pids: Sequence[int]) -> list[tuple[str, int]]:
     """Processes to be judged: those given, else stores and engines found by their command lines."""
-    found: List[Tuple[str, int]] = []
+    found: list[tuple[str, int]] = []
     for pid in pids or sorted(int(name) for name in listed("/proc") if name.isdigit()):
         try:
             words = read_bytes("/proc/%d/cmdline" % pid, 1 << 16).split(b"\0")
@@ -507,7 +510,7 @@ def collect_target(snapshot: Snapshot, name: str, pid: int) -> None:
         snapshot.files["root" + base + "/environ"] = b"".join(p + b"\0" for p in kept)
     except OSError as error:
         snapshot.errors[base + "/environ"] = errno.errorcode.get(error.errno or 0, "EIO")
-    logs = ["/var/log/mooncake/%s.log" % name]
+    logs = [f"/var/log/mooncake/{name}.log"]
     try:
         fds = os.listdir(base + "/fd")
         snapshot.scope.add(base + "/fd")
@@ -541,8 +544,8 @@ def _collect_log(snapshot: Snapshot, path: str) -> None:
 
 def _commands(
     devices: Sequence[str], netdevs: Sequence[str], nics: Sequence[str], gpus: Sequence[str]
-) -> List[Tuple[str, ...]]:
-    commands: List[Tuple[str, ...]] = [
+) -> list[tuple[str, ...]]:
+    commands: list[tuple[str, ...]] = [
         ("ip", "addr", "show"),
         ("ip", "route", "show", "table", "all"),
         ("ip", "rule", "show"),
@@ -621,7 +624,7 @@ def _system() -> str:
     return platform.system()
 
 
-def collect(window_s: float = 10.0, pids: Sequence[int] = ()) -> Dict[str, bytes]:
+def collect(window_s: float = 10.0, pids: Sequence[int] = ()) -> dict[str, bytes]:
     """
     Collect this host.
 
@@ -647,7 +650,7 @@ def collect(window_s: float = 10.0, pids: Sequence[int] = ()) -> Dict[str, bytes
     for module in _MODULES:
         if os.path.isdir("/sys/module/" + module):
             for name in ("version", "srcversion", "initstate"):
-                snapshot.read("/sys/module/%s/%s" % (module, name))
+                snapshot.read(f"/sys/module/{module}/{name}")
     snapshot.scope.add("/sys/module")
     for cpu in sorted(glob.glob("/sys/devices/system/cpu/cpu[0-9]*/cpufreq"))[:CPUS_MAX]:
         snapshot.read(cpu + "/scaling_governor")
@@ -656,14 +659,14 @@ def collect(window_s: float = 10.0, pids: Sequence[int] = ()) -> Dict[str, bytes
     for line in (snapshot.files.get("root/proc/interrupts") or b"").decode("utf-8", "replace").splitlines():
         if "mlx5_comp" in line or "bnxt" in line:
             number = line.split(":")[0].strip()
-            snapshot.read("/proc/irq/%s/effective_affinity_list" % number)
+            snapshot.read(f"/proc/irq/{number}/effective_affinity_list")
     _collect_log(snapshot, "/var/log/openvswitch/ovs-vswitchd.log")
     kubelet = "/var/lib/kubelet/device-plugins"
     if os.path.isdir(kubelet):
         snapshot.scope.add(kubelet)
         for name in listed(kubelet):
             if name.endswith(".sock"):
-                snapshot.files["root%s/%s" % (kubelet, name)] = b""
+                snapshot.files[f"root{kubelet}/{name}"] = b""
     elif "/var/lib/kubelet/device-plugins" not in snapshot.errors:
         snapshot.scope.add(kubelet)
     targets = find_targets(pids)
@@ -671,14 +674,14 @@ def collect(window_s: float = 10.0, pids: Sequence[int] = ()) -> Dict[str, bytes
         collect_target(snapshot, name, pid)
     snapshot.scope.add("/dev/infiniband")
     nodes = _device_nodes(snapshot)
-    wires = [name for name in netdevs if ("/sys/class/net/%s/device" % name) in snapshot.links]
+    wires = [name for name in netdevs if (f"/sys/class/net/{name}/device") in snapshot.links]
     run_all(snapshot, _commands(devices, wires if devices else netdevs, nics, gpus))
     snapshot.rate_commands = [("ethtool", "-S", name) for name in wires[:64]] if devices else []
     snapshot.rate_commands.append(("nstat", "-az", "TcpExtIPReversePathFilter"))
     if shutil.which("ovs-appctl"):
         snapshot.rate_commands += [("ovs-appctl", "dpctl/dump-flows", "-m"), ("ovs-appctl", "dpctl/show")]
     run_all(snapshot, snapshot.rate_commands)
-    samples = [{"id": "t0", "t": time.monotonic()}]
+    samples: list[dict[str, Any]] = [{"id": "t0", "t": time.monotonic()}]
     for path in snapshot.rates:  # read again, close together: the first reading may be seconds old by now
         with contextlib.suppress(OSError):
             snapshot.files["root" + path] = read_bytes(path, FILE_BYTES_MAX)
@@ -713,8 +716,8 @@ def collect(window_s: float = 10.0, pids: Sequence[int] = ()) -> Dict[str, bytes
     return snapshot.files
 
 
-def _device_nodes(snapshot: Snapshot) -> List[Dict[str, Any]]:
-    nodes: List[Dict[str, Any]] = []
+def _device_nodes(snapshot: Snapshot) -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = []
     for name in listed("/dev/infiniband"):
         path = "/dev/infiniband/" + name
         try:
@@ -753,7 +756,7 @@ def _second_sample(snapshot: Snapshot, devices: Sequence[str]) -> None:
     run_all(snapshot, snapshot.rate_commands, sample=1)
 
 
-def pack(files: Dict[str, bytes]) -> str:
+def pack(files: dict[str, bytes]) -> str:
     """A snapshot as text: gzipped tar in base64."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:

@@ -117,7 +117,9 @@ def parse_mlxconfig(text: str) -> dict[str, list[str]]:
     """Read ``mlxconfig q``: name → its columns (default, current, next boot, or one)."""
     values: dict[str, list[str]] = {}
     for line in text.splitlines():
-        match = re.match(r"([A-Z][A-Z0-9_]+(?:\[[\d.]+\])?)[ \t]{2,}(\S.*)", line.strip().lstrip("* \t"), re.ASCII)
+        match = re.match(
+            r"([A-Z][A-Z0-9_]+(?:\[[\d.]+\])?)[ \t]{2,}(\S.*)", line.strip().lstrip("* \t"), re.ASCII
+        )
         if match is not None:
             values[match[1]] = match[2].split()
     return values
@@ -126,7 +128,12 @@ def parse_mlxconfig(text: str) -> dict[str, list[str]]:
 def parse_perftest(text: str) -> tuple[int, float] | None:
     """Read a perftest table: (queue pairs, average Gbit/s); None if it has no row."""
     queues = re.search(r"Number of qps\s*:\s*(\d{1,6})", text, re.ASCII)
-    rows = re.findall(r"^[ \t]{0,8}\d{1,12}[ \t]{1,20}\d{1,12}[ \t]{1,20}[\d.]{1,12}[ \t]{1,20}([\d.]{1,12})\s", text, re.MULTILINE | re.ASCII)
+    rows = re.findall(
+        r"^[ \t]{0,8}\d{1,12}[ \t]{1,20}\d{1,12}[ \t]{1,20}[\d.]{1,12}[ "
+        r"\t]{1,20}([\d.]{1,12})\s",
+        text,
+        re.MULTILINE | re.ASCII,
+    )
     if not rows:
         return None
     try:
