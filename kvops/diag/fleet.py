@@ -52,6 +52,10 @@ def gather(
         hosts: Names or addresses, ``user@host:port`` where they differ from the rest.
         window_s: Seconds between the two samples on each host.
         timeout_s: Of one host, the window not counted. When it is over the host is reported and left behind.
+        user: For hosts that name none; our own by default.
+        port: For hosts that name none.
+        key_file: The only key to offer; agent and default keys otherwise.
+        known_hosts: File of accepted host keys; the user's and the system's by default.
 
     Returns:
         An answer for each host, in the order asked.

@@ -110,10 +110,10 @@ def _cause_lines(cause: Cause, verbose: int, style: Style) -> list[str]:
             else f"{node} {finding.subject}"
         )
         text.append(f"  {place}  observed {safe(finding.observed)}    expected {safe(finding.expected)}")
-        for item in finding.evidence[: 8 if verbose else 2]:
-            text.append(
-                f"    evidence {safe(item.source)}" + (f": {safe(item.text)[:100]}" if verbose else "")
-            )
+        text += [
+            f"    evidence {safe(item.source)}" + (f": {safe(item.text)[:100]}" if verbose else "")
+            for item in finding.evidence[: 8 if verbose else 2]
+        ]
         if finding.fix:
             text.append(f"    fix      {safe(finding.fix)}    {_persists(finding)}".rstrip())
     if len(shown) > FINDINGS_SHOWN_MAX and not verbose:

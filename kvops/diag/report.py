@@ -89,7 +89,6 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "gid.index_consistency": (
         "gid.type_v1_selected",
         "gid.index_empty",
-        "gid.link_local_selected",
         "xnode.env_drift",
         "gid.family_mismatch",
         *_UNREACHED,

@@ -16,7 +16,8 @@ from kvops.host import Sight
 
 FLEET = "fleet"  # the node's name in results of checks that compare nodes
 _RANK = {Outcome.FAIL: 0, Outcome.WARN: 1, Outcome.INFO: 2}
-_NOT_ASKED = frozenset({Sight.NOT_COLLECTED, Sight.NO_TOOL, Sight.ABSENT})
+# A program that fails here says that it does not apply; a refusal or a hang hides something.
+_NOT_ASKED = frozenset({Sight.NOT_COLLECTED, Sight.NO_TOOL, Sight.ABSENT, Sight.FAILED})
 
 
 def select(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Check]:

@@ -484,6 +484,13 @@ def find_targets(pids: Sequence[int]) -> list[tuple[str, int]]:
     return found[:TARGETS_MAX]
 
 
+def _means_rdma(pid: int) -> bool:
+    try:
+        return b"rdma" in read_bytes("/proc/%d/cmdline" % pid, 1 << 16)
+    except OSError:
+        return False
+
+
 def collect_target(snapshot: Snapshot, name: str, pid: int) -> None:
     """One process: limits, memory placement, the variables that steer it, its log."""
     base = "/proc/%d" % pid
@@ -670,6 +677,9 @@ def collect(window_s: float = 10.0, pids: Sequence[int] = ()) -> dict[str, bytes
     elif "/var/lib/kubelet/device-plugins" not in snapshot.errors:
         snapshot.scope.add(kubelet)
     targets = find_targets(pids)
+    if not devices and not pids:
+        # Without RDMA here, only a process that means to use it is worth judging.
+        targets = [target for target in targets if _means_rdma(target[1])]
     for name, pid in targets:
         collect_target(snapshot, name, pid)
     snapshot.scope.add("/dev/infiniband")
