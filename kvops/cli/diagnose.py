@@ -60,6 +60,14 @@ class Diagnose(options.Group):
 @click.option(
     "--fail-on", type=click.Choice(["fail", "warn", "unknown"]), default="fail", help="What makes exit 1."
 )
+@click.option(
+    "--diff", "older", type=PATH, metavar="JSON", help="Show what changed since this earlier -o json."
+)
+@click.option("--probe", "probes", multiple=True, metavar="NAME", help="Send a few packets: icmp, mtu, tcp.")
+@click.option("--peer", "peers", multiple=True, metavar="ADDRESS", help="Whom to probe (HOST:PORT for tcp).")
+@click.option(
+    "--textfile", type=PATH, metavar="FILE", help="Write outcomes for node-exporter's textfile folder."
+)
 @click.option("--user", metavar="NAME", help="User for SSH.")
 @click.option("--ssh-port", type=click.IntRange(1, 65535), default=22, help="Port for SSH.")
 @click.option("--ssh-key", type=PATH, metavar="FILE", help="Private key for SSH.")
@@ -77,6 +85,10 @@ def command(
     pids: Sequence[int],
     profile_file: Path | None,
     fail_on: str,
+    older: Path | None,
+    probes: Sequence[str],
+    peers: Sequence[str],
+    textfile: Path | None,
     user: str | None,
     ssh_port: int,
     ssh_key: Path | None,
@@ -103,6 +115,7 @@ def command(
     out = Output(settings)
     selected = select(_split(only), _split(skip))
     profile = _profile(profile_file)
+    wanted = _probes(_split(probes), _split(peers))
     began = time.monotonic()
     ssh = {"user": user, "port": ssh_port, "key_file": ssh_key, "known_hosts": known_hosts}
     window_s = window_ms / 1000
@@ -116,7 +129,7 @@ def command(
         nodes, unreached = _fleet(split_list(hosts), ssh, window_s, settings, collect)
         waited_s = window_s
     else:
-        nodes = [_local(window_s, pids, collect)]
+        nodes = [_local(window_s, pids, collect, wanted)]
         waited_s = window_s
     if likes:
         more, missing = _likes(split_list(likes), ssh, window_s, settings)
@@ -127,7 +140,58 @@ def command(
     asked = bool(only) and not any("*" in pattern for pattern in _split(only))
     results = run(nodes, selected, asked=asked)
     took_s = max(time.monotonic() - began - waited_s, 0.0)
+    if textfile is not None:
+        _write_textfile(textfile, results)
+    if older is not None:
+        return _show_changes(out, nodes, results, older)
     return _show(out, nodes, results, took_s=took_s, fail_on=fail_on, unreached=unreached)
+
+
+def _probes(names: Sequence[str], peers: Sequence[str]) -> dict[str, list[str]]:
+    """What the collector is told to send. Raises UsageError for a probe that there is not."""
+    from kvops.diag.collect.agent import PROBES
+
+    for name in names:
+        if name not in PROBES:
+            raise UsageError(f"there is no probe {name!r}", fix=f"choose from: {', '.join(PROBES)}")
+    if names and not peers:
+        raise UsageError("--probe needs somebody to probe", fix="give --peer ADDRESS (HOST:PORT for tcp)")
+    tcp = [peer for peer in peers if "tcp" in names and peer.count(":") == 1]
+    return {"probes": list(names), "peers": [peer for peer in peers if peer not in tcp], "tcp": tcp}
+
+
+def _write_textfile(path: Path, results: Sequence[Result]) -> None:
+    """Outcomes as a gauge, written beside its place and moved there, so that nobody reads a half."""
+    lines = [
+        "# HELP kvops_diag_check_outcome 1 for the outcome that the check has.",
+        "# TYPE kvops_diag_check_outcome gauge",
+    ]
+    lines += [
+        f'kvops_diag_check_outcome{{check="{r.check}",node="{r.node}",outcome="{r.outcome}"}} 1'
+        for r in results
+        if r.outcome in ("fail", "warn", "unknown")
+    ]
+    new = path.with_name(path.name + ".new")
+    new.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    new.replace(path)
+
+
+def _show_changes(out: Output, nodes: Sequence[HostFacts], results: Sequence[Result], older: Path) -> int:
+    import json
+
+    from kvops.diag import report
+    from kvops.errors import ConfigError
+
+    try:
+        before = json.loads(older.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{older}: {error}", fix="save the older one with: kvops diagnose -o json"
+        ) from error
+    rows = report.changes(before, report.document(nodes, results))
+    keys = ("change", "check", "node", "was", "now", "observed")
+    out.rows("changes", [Column(key) for key in keys], rows)
+    return 1 if any(row["change"] == "worse" for row in rows) else 0
 
 
 def _split(patterns: Sequence[str]) -> list[str]:
@@ -151,12 +215,14 @@ def _load(path: Path) -> list[HostFacts]:
     return [HostFacts(snapshot, name=snapshot.name or fallback) for snapshot in snapshots]
 
 
-def _local(window_s: float, pids: Sequence[int], collect: Path | None) -> HostFacts:
+def _local(
+    window_s: float, pids: Sequence[int], collect: Path | None, probes: dict[str, list[str]] | None = None
+) -> HostFacts:
     from kvops.diag.collect import agent
     from kvops.diag.facts import HostFacts
     from kvops.diag.snapshot import from_files, save
 
-    files = agent.collect(window_s=window_s, pids=list(pids))
+    files = agent.collect(window_s=window_s, pids=list(pids), **(probes or {}))
     if collect is not None:
         save(files, collect)
     return HostFacts(from_files(files, "this host")[0])
@@ -212,7 +278,7 @@ def _show(
     code = report.exit_code(results, fail_on=fail_on)
     if unreached and code == 0:
         code = 3
-    kind = out.settings.output or ("table" if out.terminal else "tsv")
+    kind = out.format  # a table that goes into a pipe is TSV
     if kind in ("json", "jsonl"):
         document = report.document(nodes, results, fail_on=fail_on)
         document["exit_code"] = code
@@ -287,7 +353,7 @@ def list_command(settings: Settings, family: str | None) -> int:
     return 0
 
 
-@command.group("profile")
+@command.group("profile", cls=options.Group)
 def profile_group() -> None:
     """Derive a site's policy from a healthy node, or compare with it."""
 
@@ -334,3 +400,76 @@ def profile_diff(settings: Settings, profile_file: Path, source: Path | None) ->
     rows = differences(load_profile(profile_file), derive(node))
     Output(settings).rows("differences", [Column("key"), Column("profile"), Column("node")], rows)
     return 1 if rows else 0
+
+
+@command.command("path")
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@click.option(
+    "--window", "window_ms", type=DURATION_MS, default=WINDOW_MS_DEFAULT, help="Time between two samples."
+)
+@click.option("--user", metavar="NAME", help="User for SSH.")
+@click.option("--ssh-port", type=click.IntRange(1, 65535), default=22, help="Port for SSH.")
+@click.option("--ssh-key", type=PATH, metavar="FILE", help="Private key for SSH.")
+@click.option("--known-hosts", type=PATH, metavar="FILE", help="Known host keys (the user's own by default).")
+@click.pass_obj
+def path_command(
+    settings: Settings,
+    first: str,
+    second: str,
+    window_ms: int,
+    user: str | None,
+    ssh_port: int,
+    ssh_key: Path | None,
+    known_hosts: Path | None,
+) -> int:
+    r"""
+    The way between two hosts, hop by hop: hosts over SSH, or saved snapshots.
+
+    \b
+    Example:
+      kvops diagnose path gpu-041 gpu-003
+    """
+    from kvops.diag.report import path_text
+    from kvops.diag.runner import run, select
+
+    out = Output(settings)
+    began = time.monotonic()
+    ssh = {"user": user, "port": ssh_port, "key_file": ssh_key, "known_hosts": known_hosts}
+    nodes, unreached = _likes([first, second], ssh, window_ms / 1000, settings)
+    results = run(nodes, select(skip=("probe",)))
+    if out.human:
+        for node in nodes:
+            out.line(f"{node.name}  {path_text(node.name, results)}")
+    took_s = max(time.monotonic() - began - window_ms / 1000 * bool(unreached or not nodes), 0.0)
+    return _show(out, nodes, results, took_s=took_s, fail_on="fail", unreached=unreached)
+
+
+@command.command("watch")
+@click.option("--for", "duration_ms", type=DURATION_MS, default=60_000, help="How long to watch.")
+@click.option("--every", "every_ms", type=DURATION_MS, default=1_000, help="Length of a window.")
+@click.option("--only", multiple=True, metavar="ID", help="Only these checks.")
+@click.pass_obj
+def watch_command(settings: Settings, duration_ms: int, every_ms: int, only: Sequence[str]) -> int:
+    r"""
+    Watch this host's ports: rates, flaps, retransmissions, pauses; one line a window, one an event.
+
+    \b
+    Example:
+      kvops diagnose watch --for 1h --every 10s -o jsonl
+    """
+    from kvops.diag.runner import select
+    from kvops.diag.watch import watch
+
+    out = Output(settings)
+    chosen = select(
+        _split(only) or ("ctr", "link.flap", "link.symbol_errors", "pcie.stall", "driver.vf_revoked")
+    )
+    loud = 0
+    for row in watch(duration_s=duration_ms / 1000, every_s=every_ms / 1000, selected=chosen):
+        loud += row["event"] in ("fail", "warn")
+        if out.structured:
+            out.raw_json({"schema": 1, **row})
+        else:
+            out.line("  ".join(str(row[key]) for key in ("time", "event", "subject", "text") if row.get(key)))
+    return 1 if loud else 0

@@ -1,4 +1,4 @@
-"""From results to a verdict: causes, what each explains, what could not be seen, and one document of it all."""
+"""From results to a verdict: causes, what each explains, what could not be seen, and one document."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from kvops.diag.facts import HostFacts, attempt
 from kvops.diag.model import LOUD, Finding, Outcome, Result
 from kvops.diag.registry import Check, checks
+from kvops.errors import ConfigError
 
 SCHEMA = 1
 _ORDER = list(Outcome)  # from worst to best
@@ -147,7 +148,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "qos.cross_nic": ("xnode.config_drift",),
     "qos.dcbx_owner": ("qos.pfc_enabled", "qos.trust_mode"),
     "ctr.discards": _LOSS,
-    "ctr.timeout_rate": ("ctr.retransmit_rate", "ctr.discards", "proc.first_error"),
+    "ctr.timeout_rate": ("ctr.retransmit_rate", "proc.first_error"),
     "ovs.hw_offload": ("ovs.flow_not_offloaded", "ovs.eswitch_mode", "mtu.ovs_bridge"),
     "ovs.eswitch_mode": ("ovs.flow_not_offloaded",),
     "ovs.flow_not_offloaded": ("ovs.lost_upcalls",),
@@ -364,3 +365,40 @@ def document(
         ],
         "results": [_result_json(result) for result in results],
     }
+
+
+def changes(before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, str]]:
+    """
+    What differs between two documents: checks that got worse first, then better, then findings that changed.
+
+    Raises:
+        ConfigError: The older one is no document of ours.
+    """
+    try:
+        old = {(r["check"], r["node"]): r for r in before["results"]}
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            "the older document has no results", fix="save it with: kvops diagnose -o json"
+        ) from error
+    names = {str(outcome): place for place, outcome in enumerate(_ORDER)}
+    rows = []
+    for result in after["results"]:
+        known = old.get((result["check"], result["node"]))
+        if known is None or known.get("outcome") not in names:
+            continue
+        step = names[result["outcome"]] - names[known["outcome"]]
+        subjects = [{f["subject"]: f["observed"] for f in r["findings"]} for r in (known, result)]
+        if step == 0 and (subjects[0] == subjects[1] or result["outcome"] not in LOUD):
+            continue
+        rows.append(
+            {
+                "change": "worse" if step < 0 else "better" if step > 0 else "otherwise",
+                "check": result["check"],
+                "node": result["node"],
+                "was": known["outcome"],
+                "now": result["outcome"],
+                "observed": "; ".join(f"{k}: {v}" for k, v in subjects[1].items())[:200],
+            }
+        )
+    order = {"worse": 0, "otherwise": 1, "better": 2}
+    return sorted(rows, key=lambda row: order[row["change"]])

@@ -24,6 +24,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -631,13 +632,62 @@ def _system() -> str:
     return platform.system()
 
 
-def collect(window_s: float = 10.0, pids: Sequence[int] = ()) -> dict[str, bytes]:
+PROBES = ("icmp", "mtu", "tcp")
+PROBE_PAIRS_MAX = 256
+MTU_LADDER = (512, 1024, 2048, 4096)  # path MTUs; 104 bytes of headers make 4200 of the last
+LADDER_HEADERS = 104
+
+
+def probe_commands(
+    probes: Sequence[str], wires: Sequence[str], peers: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """Pings between own interfaces and peers' addresses: one packet each, of the usual size or a ladder of sizes."""
+    commands: list[tuple[str, ...]] = []
+    for netdev in wires:
+        for peer in peers:
+            if "icmp" in probes or "mtu" in probes:
+                commands.append(("ping", "-c", "1", "-W", "1", "-I", netdev, peer))
+            if "mtu" in probes:
+                sizes = [str(mtu + LADDER_HEADERS - 28) for mtu in MTU_LADDER]
+                commands += [
+                    ("ping", "-M", "do", "-c", "1", "-W", "1", "-s", s, "-I", netdev, peer) for s in sizes
+                ]
+    return commands[:PROBE_PAIRS_MAX]
+
+
+def probe_tcp(addresses: Sequence[str], timeout_s: float = 2.0) -> list[dict[str, Any]]:
+    """Connect to each host:port once, and close."""
+    records = []
+    for address in addresses[:64]:
+        host, _, port = address.rpartition(":")
+        record: dict[str, Any] = {"probe": "tcp_control", "address": address, "ok": False}
+        began = time.monotonic()
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
+                record["ok"] = True
+        except (OSError, ValueError) as error:
+            record["error"] = str(error)
+        record["seconds"] = round(time.monotonic() - began, 4)
+        records.append(record)
+    return records
+
+
+def collect(
+    window_s: float = 10.0,
+    pids: Sequence[int] = (),
+    probes: Sequence[str] = (),
+    peers: Sequence[str] = (),
+    tcp: Sequence[str] = (),
+) -> dict[str, bytes]:
     """
     Collect this host.
 
     Args:
         window_s: Seconds between the two samples of counters; 0 takes one sample.
         pids: Processes to judge; found by their command lines if none are given.
+        probes: Of PROBES; they send a few packets, and run only when asked for.
+        peers: Addresses to ping from each interface with a wire.
+        tcp: ``host:port`` to connect to.
 
     Returns:
         File name inside the snapshot → content, ``meta.json`` among them.
@@ -691,6 +741,9 @@ def collect(window_s: float = 10.0, pids: Sequence[int] = ()) -> dict[str, bytes
     if shutil.which("ovs-appctl"):
         snapshot.rate_commands += [("ovs-appctl", "dpctl/dump-flows", "-m"), ("ovs-appctl", "dpctl/show")]
     run_all(snapshot, snapshot.rate_commands)
+    if probes and peers:
+        run_all(snapshot, probe_commands(probes, wires or netdevs, peers))
+    records = probe_tcp(tcp) if "tcp" in probes else []
     samples: list[dict[str, Any]] = [{"id": "t0", "t": time.monotonic()}]
     for path in snapshot.rates:  # read again, close together: the first reading may be seconds old by now
         with contextlib.suppress(OSError):
@@ -721,6 +774,7 @@ def collect(window_s: float = 10.0, pids: Sequence[int] = ()) -> dict[str, bytes
         "cmd": snapshot.commands,
         "targets": [{"name": name, "pid": pid} for name, pid in targets],
         "gone": snapshot.gone,
+        "probes": records,
     }
     snapshot.files["meta.json"] = json.dumps(meta, indent=1, sort_keys=True).encode()
     return snapshot.files
@@ -781,7 +835,9 @@ def main() -> None:
     """Collect as asked for by the first argument (JSON), and print the snapshot."""
     wanted = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
     files = collect(
-        window_s=float(wanted.get("window_s", 10.0)), pids=[int(pid) for pid in wanted.get("pids", [])]
+        window_s=float(wanted.get("window_s", 10.0)),
+        pids=[int(pid) for pid in wanted.get("pids", [])],
+        **{name: [str(item) for item in wanted.get(name, [])] for name in ("probes", "peers", "tcp")},
     )
     sys.stdout.write("KVOPS-SNAPSHOT " + pack(files) + "\n")
 
