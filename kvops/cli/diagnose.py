@@ -355,7 +355,13 @@ def list_command(settings: Settings, family: str | None) -> int:
 
 @command.group("profile", cls=options.Group)
 def profile_group() -> None:
-    """Derive a site's policy from a healthy node, or compare with it."""
+    r"""
+    Derive a site's policy from a healthy node, or compare with it.
+
+    \b
+    Example:
+      kvops diagnose profile init > site.yaml
+    """
 
 
 @profile_group.command("init")

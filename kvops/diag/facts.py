@@ -1437,7 +1437,13 @@ class HostFacts:
     @fact
     def devices(self) -> list[RdmaDevice]:
         """Every RDMA device. Raises Unseen."""
-        return [RdmaDevice(self, name) for name in self.ls("/sys/class/infiniband")[:PORTS_MAX]]
+        try:
+            names = self.ls("/sys/class/infiniband")
+        except Unseen as unseen:
+            if not unseen.absent:
+                raise
+            return []  # the class does not exist before the first driver is loaded
+        return [RdmaDevice(self, name) for name in names[:PORTS_MAX]]
 
     @fact
     def devinfo(self) -> dict[str, rdma.DevInfo]:

@@ -562,6 +562,20 @@ one(
     ),
 )
 one("driver.module_temp", "warn", lambda w: w.grow_wire(1, "module_high_temp"))
+one(
+    "driver.modules_loaded",
+    "fail",
+    lambda w: (
+        w.drop("/sys/class/infiniband"),
+        w.meta.update(dev=[]),
+        w.meta["links"].pop(f"{NIC}/infiniband/mlx5_0", None),
+        w.put("/proc/modules", "mlx5_core 1 0 - Live 0x0\n"),
+    ),
+    "driver.device_count",
+    "proc.device_names",
+    "driver.char_devices",
+    "gdr.versions",
+)
 # Links
 one(
     "link.port_state",

@@ -581,7 +581,11 @@ def bond_mode(host: HostFacts) -> Iterator[Finding]:
                 for port in host.ports
                 if any(gid.netdev == name for gid in attempt(lambda: port.gids) or ())
             ]
+            logs = "\n".join(target.log[1] for target in host.targets if target.log is not None)
             failing = bool(attempt(lambda: host.log_lines(r"unable to add gid|QP .*error")))
+            failing = (
+                failing or re.search(r"[Ff]ailed to (create|modify) QP|rdma_create_qp", logs) is not None
+            )
             yield finding(
                 Outcome.FAIL if len(carriers) > 1 and failing else Outcome.WARN,
                 name,
