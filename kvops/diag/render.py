@@ -210,7 +210,8 @@ var(--ok); } ol.path { list-style: none; display: flex; flex-wrap: wrap; gap: .4
 margin: .5rem 0 1rem; } ol.path li { position: relative; border: 1px solid var(--line); border-radius:
 .4rem; padding: .2rem .7rem; min-width: 4.6rem;
   text-align: center; background: var(--card); }
-ol.path li:not(:last-child)::after { content: "→"; position: absolute; right: -1.25rem; color: var(--dim); }
+ol.path li:not(:last-child)::after { content: "→"; position: absolute; right: -1.3rem; top: 50%;
+  transform: translateY(-50%); color: var(--dim); }
 ol.path li.fail { border: 2px solid var(--fail); color: var(--fail); font-weight: 600; }
 ol.path li.warn { border: 2px solid var(--warn); color: var(--warn); font-weight: 600; }
 ol.path li.unknown { border-style: dashed; color: var(--dim); } ol.path small { display: block; }
@@ -229,6 +230,9 @@ def page(nodes: Sequence[HostFacts], results: Sequence[Result], *, took_s: float
 
     def text(value: Any) -> str:
         return html.escape(safe(str(value)))
+
+    def quoted(value: str) -> str:
+        return "\n".join(text(line) for line in value.splitlines())
 
     worst = verdict(results)
     body = [
@@ -259,12 +263,13 @@ def page(nodes: Sequence[HostFacts], results: Sequence[Result], *, took_s: float
                     note = f' <span class="dim">{_persists(finding)}</span>'
                     fields += f"<dt>fix</dt><dd><code>{text(finding.fix)}</code>{note}</dd>"
                 for item in finding.evidence[:8]:
-                    fields += f"<dt>evidence</dt><dd><code>{text(item.source)}</code><pre>{text(item.text)}</pre></dd>"
+                    fields += f"<dt>evidence</dt><dd><code>{text(item.source)}</code>"
+                    fields += f"<pre>{quoted(item.text)}</pre></dd>"
                 body.append(f"<dl>{fields}</dl>")
         if cause.explained:
             names = ", ".join(text(name) for name in dict.fromkeys(r.check for r in cause.explained))
             body.append(f"<p>Explains {names}.</p>")
-        steps = f"{cause.check.fix}." + (f" Undo: {cause.check.undo}." if cause.check.undo else "")
+        steps = f"Fix: {cause.check.fix}." + (f" Undo: {cause.check.undo}." if cause.check.undo else "")
         body.append(
             f'<p class="dim">{text(steps)} More in <code>{text(playbook(cause.check))}</code>.</p></section>'
         )
@@ -273,7 +278,8 @@ def page(nodes: Sequence[HostFacts], results: Sequence[Result], *, took_s: float
         rows_ = "".join(f"<tr><td>{text(r)}</td><td>{text(', '.join(n))}</td></tr>" for r, n, _ in groups)
         body.append(
             "<details><summary>Not seen</summary>"
-            f'<div class="scroll"><table><tr><th>reason</th><th>checks</th></tr>{rows_}</table></div></details>'
+            f'<div class="scroll"><table><tr><th>reason</th><th>checks</th></tr>{rows_}</table></div>'
+            "</details>"
         )
     table = checks()
     rows_ = "".join(

@@ -126,6 +126,27 @@ def ovs(
     )
 
 
+def management_nic(w: World) -> None:
+    """A third, slower NIC that carries the default route, and stores that name no devices."""
+    w.meta["expect"].pop("rdma_devices")
+    ib, port, pci = "/sys/class/infiniband/mlx5_8", PORT.format("mlx5_8"), "/sys/bus/pci/devices/0000:31:00.0"
+    w.put(f"{ib}/node_type", "1: CA").put(f"{ib}/board_id", "MT_0000000531").put(f"{ib}/fw_ver", "26.41.1000")
+    for name, text in (("state", "4: ACTIVE"), ("phys_state", "5: LinkUp"), ("rate", "25 Gb/sec (1X EDR)")):
+        w.put(f"{port}/{name}", text)
+    w.put(f"{port}/link_layer", "Ethernet")
+    for name, text in (("class", "0x020000"), ("vendor", "0x15b3"), ("device", "0x1017"), ("numa_node", "0")):
+        w.put(f"{pci}/{name}", text)
+    w.meta["links"] |= {
+        f"{ib}/device": pci,
+        f"{pci}/driver": "/sys/bus/pci/drivers/mlx5_core",
+        f"{pci}/net/eno1": "/sys/class/net/eno1",
+        f"{pci}/infiniband/mlx5_8": ib,
+    }
+    for pid in (100, 101):
+        path = f"/proc/{pid}/cmdline"
+        w.put(path, "\0".join(x for x in w.files[path].split("\0") if not x.startswith("--device_names")))
+
+
 def gone(path: str) -> Callable[[World], object]:
     return lambda w: w.drop(path)
 
@@ -1313,6 +1334,7 @@ one("limits.port_range", "warn", lambda w: w.put("/proc/sys/net/ipv4/ip_local_po
 one("proc.protocol", "info", lambda w: w.arg(100, "protocol", "tcp"))
 one("proc.protocol", "warn", lambda w: w.env(MC_FORCE_TCP="1"))
 one("proc.device_names", "fail", lambda w: w.arg(100, "device_names", "mlx5_0,mlx5_9"))
+one("proc.device_names", "warn", lambda w: management_nic(w))
 one("proc.ib_port", "fail", lambda w: w.env(MC_IB_PORT="2"))
 one("proc.env_values", "warn", lambda w: w.env(MC_IB_TC="300"), "qos.tclass_mapping")
 one("proc.env_values", "warn", lambda w: w.env(MC_ENABLE_DEST_DEVICE_AFFINITY="0"))

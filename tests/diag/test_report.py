@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
@@ -188,3 +191,22 @@ def test_symptoms_name_checks_that_exist() -> None:
 def test_error_texts(text: str, check: str) -> None:
     """An engine's error text leads to the checks that explain it."""
     assert check in {name for symptom in explain_error(text) for name in symptom.checks}
+
+
+@pytest.mark.process
+def test_page_in_a_browser_does_not_overflow(tmp_path: Path) -> None:
+    """On a narrow screen nothing sticks out of the page sideways."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("install chromium")
+    script = "<script>document.title=document.documentElement.scrollWidth-innerWidth</script></body>"
+    text = render.page([_broken().facts()], judge(_broken())).replace("</body>", script)
+    (tmp_path / "p.html").write_text(text)
+
+    argv = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=500,900", "--dump-dom"]
+    argv += [f"--user-data-dir={tmp_path}/profile", (tmp_path / "p.html").as_uri()]
+    done = subprocess.run(argv, capture_output=True, timeout=90, check=True, text=True)
+
+    title = re.search(r"<title>(-?\d+)", done.stdout)
+    assert title is not None
+    assert int(title[1]) <= 0
