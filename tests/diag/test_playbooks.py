@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,16 @@ def test_explanations_have_no_circles() -> None:
                 seen.add(effect)
                 todo += EXPLAINS.get(effect, ())
         assert cause not in seen, cause
+
+
+def test_diagnosis_needs_no_numpy() -> None:
+    """Diagnosis starts fast and on small machines: it loads neither numpy nor grpc."""
+    code = (
+        "import sys; from kvops.diag.registry import checks; checks(); import kvops.diag.render, kvops.diag.snapshot; "
+        "print(sorted({'numpy', 'grpc', 'paramiko', 'yaml'} & set(sys.modules)))"
+    )
+    path = str(PLAYBOOKS.parent)
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=path)
+
+    assert done.stdout.strip() == "[]"

@@ -132,14 +132,18 @@ def store_per_node(host: HostFacts) -> Iterator[Finding]:
         if device.numa_node is not None and device.numa_node >= 0:
             by_node.setdefault(device.numa_node, []).append(device.name)
     stores = len(host.targets)
-    short = stores < wanted * len(nodes) if wanted else stores == 1 and len(by_node) > 1
-    if short and len(by_node) > 1:
+    expected = wanted * len(nodes) if wanted else len(by_node)
+    if stores < expected and (wanted or stores == 1):
+        where = (
+            f"NICs on nodes {', '.join(map(str, sorted(by_node)))}"
+            if len(by_node) > 1
+            else f"{len(nodes)} nodes"
+        )
         yield warn(
             f"{stores} store{'s' if stores > 1 else ''}",
-            f"NICs on nodes {', '.join(map(str, sorted(by_node)))}, but only {stores} store",
-            f"{(wanted or 1) * len(by_node)}: one a node, with the local NICs",
-            fix="start one store per node: numactl --cpunodebind=N --membind=N … --device_names=<that "
-            "node's NICs>",
+            f"{where}, but only {stores} store{'s' if stores > 1 else ''}",
+            f"{expected}: one a node, with the local NICs",
+            fix="start one store per node: numactl --cpunodebind=N --membind=N … --device_names=<that node's NICs>",
             persists=True,
             evidence=[
                 host.at("/sys/devices/system/node/online"),
