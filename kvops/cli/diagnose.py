@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -140,11 +141,29 @@ def command(
     asked = bool(only) and not any("*" in pattern for pattern in _split(only))
     results = run(nodes, selected, asked=asked)
     took_s = max(time.monotonic() - began - waited_s, 0.0)
+    results = _muted(settings, results)
     if textfile is not None:
         _write_textfile(textfile, results)
     if older is not None:
         return _show_changes(out, nodes, results, older)
     return _show(out, nodes, results, took_s=took_s, fail_on=fail_on, unreached=unreached)
+
+
+def _state_dir(settings: Settings) -> Path:
+    if settings.state_dir is not None:
+        return settings.state_dir
+    if os.environ.get("KVOPS_STATE_DIR"):
+        return Path(os.environ["KVOPS_STATE_DIR"])
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "kvops"
+
+
+def _muted(settings: Settings, results: Sequence[Result]) -> list[Result]:
+    from datetime import UTC, datetime
+
+    from kvops.diag.mutes import apply_mutes, load_mutes
+
+    mutes = load_mutes(_state_dir(settings))
+    return apply_mutes(results, mutes, now=datetime.now(UTC)) if mutes else list(results)
 
 
 def _probes(names: Sequence[str], peers: Sequence[str]) -> dict[str, list[str]]:
@@ -479,3 +498,30 @@ def watch_command(settings: Settings, duration_ms: int, every_ms: int, only: Seq
         else:
             out.line("  ".join(str(row[key]) for key in ("time", "event", "subject", "text") if row.get(key)))
     return 1 if loud else 0
+
+
+@command.command("mute")
+@click.argument("patterns", nargs=-1, required=True, metavar="ID...")
+@click.option("--for", "duration_ms", type=DURATION_MS, required=True, help="How long, such as 4h.")
+@click.option("--reason", required=True, help="Why, for whoever reads the next report.")
+@click.pass_obj
+def mute_command(settings: Settings, patterns: Sequence[str], duration_ms: int, reason: str) -> int:
+    r"""
+    Let checks report as information only, for a while. --for 0s ends a mute.
+
+    \b
+    Example:
+      kvops diagnose mute numa.balancing --for 4h --reason "reboot tonight, INC-4412"
+    """
+    from datetime import UTC, datetime, timedelta
+
+    from kvops.diag.mutes import add_mute
+    from kvops.diag.runner import select
+
+    now = datetime.now(UTC)
+    until = now + timedelta(milliseconds=duration_ms)
+    names = [check.id for check in select(_split(patterns))]
+    add_mute(_state_dir(settings), names, until=until, reason=reason, now=now)
+    rows = [{"check": name, "until": until.isoformat(timespec="seconds"), "reason": reason} for name in names]
+    Output(settings).rows("mutes", [Column("check"), Column("until"), Column("reason")], rows)
+    return 0

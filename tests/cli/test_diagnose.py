@@ -157,3 +157,20 @@ def test_watch_tells_when_trouble_starts_and_ends() -> None:
             break
 
     assert events == ["rate", "rate", "rate", "rate", "fail", "rate", "rate", "over"]
+
+
+def test_mute_for_a_while(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A muted check reports as information with its reason; when the mute is over it fails again."""
+    path = str(_save(World().put("/sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN"), tmp_path / "a"))
+    state = ["--state-dir", str(tmp_path / "state")]
+    only = ["diagnose", "--from", path, "--only", "link.port_state", "-o", "json", *state]
+
+    assert (
+        main(["diagnose", "mute", "link.port_state", "--for", "4h", "--reason", "INC-1", "-q", *state]) == 0
+    )
+    capsys.readouterr()
+    assert main(only) == 0
+    assert "INC-1" in _json(capsys)["results"][0]["reason"]
+    assert main(["diagnose", "mute", "link.port_state", "--for", "0s", "--reason", "done", "-q", *state]) == 0
+    assert main(only) == 1
+    assert main(["diagnose", "mute", "link", "--for", "900d", "--reason", "x", *state]) == 2
