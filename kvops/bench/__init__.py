@@ -1,1 +1,1 @@
-"""What ``kvops bench`` measures: one benchmark a file."""
+"""What ``kvops bench`` measures: one benchmark a file, each with a pool of its own that ends with it."""

@@ -27,7 +27,7 @@ from kvops.cli.output import Output, Progress
 from kvops.cli.replay import Said, exit_code, make_config, read_requests, run
 from kvops.errors import LeftBehind, Refused
 from kvops.fleet.local import LocalGroup, StartPlan
-from kvops.store.limits import GIB, MIB
+from kvops.limits import GIB, MIB
 
 if TYPE_CHECKING:
     from kvops.inference.results import Impact, ReplayEvent, ReplayResult

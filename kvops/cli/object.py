@@ -16,7 +16,7 @@ from kvops.cli.context import Target, resolve
 from kvops.cli.options import DURATION_MS, PATH, Settings
 from kvops.cli.output import Column, Output
 from kvops.errors import ConfigError, KvopsError, Refused, Unreachable, UsageError
-from kvops.store.limits import MIB, OBJECT_BYTES_MAX
+from kvops.limits import MIB, OBJECT_BYTES_MAX
 
 FIRST_READ_BYTES: Final = MIB  # most objects fit; the outcome of a larger one names its size
 PAGE_ROWS_MAX: Final = 10_000

@@ -16,7 +16,7 @@ from kvops.cli.context import Target, resolve
 from kvops.cli.options import DURATION_MS, PATH, SIZE_BYTES, Settings
 from kvops.cli.output import Column, Output, Progress
 from kvops.errors import KvopsError, ParseError, Refused, UsageError
-from kvops.store.limits import KIB, MIB
+from kvops.limits import KIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -60,8 +60,8 @@ from kvops.fleet.process import (
     spawn_detached,
     wait_ended,
 )
+from kvops.limits import GIB, MIB
 from kvops.notify import Notice, Receiver
-from kvops.store.limits import GIB, MIB
 
 if TYPE_CHECKING:
     from kvops.store.config import MasterConfig, StoreConfig

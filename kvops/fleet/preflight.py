@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from kvops.errors import ConfigError, Refused
-from kvops.store.limits import MIB
+from kvops.limits import MIB
 
 PROCESS_BYTES: Final = 160 * MIB  # resident memory of one small master or store beside its segment, with room
 DISK_FREE_BYTES_MIN: Final = 64 * MIB  # one journal segment

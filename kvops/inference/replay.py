@@ -553,6 +553,7 @@ class _Run:
                 self._again.append(index)
             else:
                 self._result.rows[index]["state"] = FAILED
+                self._result.rows[index]["done_s"] = self._now()
                 self._finished += 1
         engine.in_hand.clear()
 

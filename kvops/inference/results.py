@@ -13,7 +13,7 @@ RESULT: Final = np.dtype(
         ("state", "u1"),  # PENDING, DONE or FAILED
         ("node", "i2"),  # index of the node that served it
         ("sent_s", "f8"),  # to the node; seconds after the replay began
-        ("done_s", "f8"),
+        ("done_s", "f8"),  # answered, or given up
         ("input_tokens", "i8"),
         ("l2_tokens", "i8"),  # served by the node's own host memory
         ("l3_tokens", "i8"),  # served by the pool
@@ -131,7 +131,9 @@ def impact(result: ReplayResult) -> Impact | None:
     fault = next((event for event in result.events if event.fault), None)
     if fault is None:
         return None
-    later = result.rows["sent_s"] >= fault.at_s
+    later = (
+        result.rows["done_s"] >= fault.at_s
+    )  # what was under way belongs to "after": the fault could hit it
     before, after = phase(result, ~later), phase(result, later)
     index = np.flatnonzero(later & (result.rows["state"] == DONE))
     stretch = max(RECOVERY_REQUESTS_MIN, len(result.rows) // 50)

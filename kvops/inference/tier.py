@@ -14,7 +14,7 @@ import numpy as np
 
 from kvops.errors import UsageError
 from kvops.inference.pages import Bytes
-from kvops.store.limits import MIB
+from kvops.limits import MIB
 from kvops.store.model import Outcome, PutOptions, Reason
 
 BATCH_PAGES: Final = 128

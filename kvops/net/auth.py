@@ -17,20 +17,16 @@ from __future__ import annotations
 
 import hmac
 import os
-import re
-import stat
-from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
-from kvops.errors import AuthFailed, ConfigError, WireError
+from kvops.errors import AuthFailed, WireError
+from kvops.net.wire import decode, encode
 
 NONCE_BYTES: Final = 16
 SECRET_BYTES_MIN: Final = 16
 HANDSHAKE_BYTES_MAX: Final = 4_096
-
-T = TypeVar("T")
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,29 +75,6 @@ class WireTrouble(msgspec.Struct, frozen=True, kw_only=True):
     fix: str
 
 
-def load_secret(path: Path) -> bytes:
-    """
-    Read a group secret: 32 bytes in hexadecimal, readable by its owner alone.
-
-    Raises:
-        ConfigError: Missing, readable by others, or not a secret.
-    """
-    try:
-        mode = path.stat().st_mode
-        text = path.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read the group secret {path}: {error}", fix="check --secret-file"
-        ) from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"the group secret {path} can be read by others", fix=f"chmod 600 {path}")
-    if not re.fullmatch(r"[0-9a-f]+", text) or len(text) < 2 * SECRET_BYTES_MIN:
-        raise ConfigError(
-            f"{path} holds no group secret", fix="copy the file from a host where the group works"
-        )
-    return bytes.fromhex(text)
-
-
 def _mac(secret: bytes, side: bytes, hello: bytes, nonce: bytes) -> bytes:
     return hmac.digest(secret, b"kvops wire v1\0" + side + b"\0" + nonce + hello, "sha256")
 
@@ -129,7 +102,7 @@ class Listener:
         self._hello_body = body
         self.hello = hello
         mac = _mac(self._secret, b"listener", body, self._nonce)
-        return msgspec.msgpack.encode(Challenge(group=self._group, nonce=self._nonce, mac=mac))
+        return encode(Challenge(group=self._group, nonce=self._nonce, mac=mac))
 
     def accept(self, body: bytes) -> Hello:
         """
@@ -154,7 +127,9 @@ class Caller:
 
     def __init__(self, secret: bytes, hello: Hello) -> None:
         self._secret = secret
-        self._body = msgspec.msgpack.encode(hello)
+        # A nonce of its own for each connection: a challenge that answered another one is no proof.
+        fresh = msgspec.structs.replace(hello, nonce=os.urandom(NONCE_BYTES))
+        self._body = encode(fresh)
 
     def hello(self) -> bytes:
         """The HELLO body."""
@@ -166,8 +141,11 @@ class Caller:
 
         Raises:
             AuthFailed: The listener does not hold the secret.
+            WireError: Not a CHALLENGE.
         """
         challenge = decode(body, Challenge)
+        if len(challenge.nonce) != NONCE_BYTES:  # or it could take in the beginning of another HELLO
+            raise WireError(f"a CHALLENGE with a nonce of {len(challenge.nonce)} B", fix="")
         if not hmac.compare_digest(
             challenge.mac, _mac(self._secret, b"listener", self._body, challenge.nonce)
         ):
@@ -175,17 +153,4 @@ class Caller:
                 "the peer does not hold our group secret",
                 fix="check the address and --secret-file",
             )
-        return msgspec.msgpack.encode(Proof(mac=_mac(self._secret, b"caller", self._body, challenge.nonce)))
-
-
-def decode(body: bytes | memoryview, kind: type[T]) -> T:
-    """
-    Decode a msgpack body.
-
-    Raises:
-        WireError: Not of that kind.
-    """
-    try:
-        return msgspec.msgpack.decode(body, type=kind)
-    except msgspec.DecodeError as error:
-        raise WireError(f"a frame's body is no {kind.__name__}: {error}", fix="") from error
+        return encode(Proof(mac=_mac(self._secret, b"caller", self._body, challenge.nonce)))

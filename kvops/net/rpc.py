@@ -38,6 +38,7 @@ CODES: Final[dict[type[KvopsError], grpc.StatusCode]] = {
     errors.Refused: _CODE.FAILED_PRECONDITION,
     errors.NoSpace: _CODE.RESOURCE_EXHAUSTED,
     errors.AlreadyRunning: _CODE.ALREADY_EXISTS,
+    errors.StartFailed: _CODE.FAILED_PRECONDITION,
     errors.LeftBehind: _CODE.ABORTED,
     errors.WireError: _CODE.DATA_LOSS,
 }

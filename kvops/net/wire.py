@@ -18,10 +18,13 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
+import msgspec
+
 from kvops.errors import WireError
+from kvops.limits import BODY_BYTES_MAX, OBJECT_BYTES_MAX
 
 MAGIC: Final = b"KVOP"
 VERSION: Final = 1
@@ -32,8 +35,9 @@ assert HEADER.size == HEADER_BYTES
 _CRC: Final = struct.Struct("<I")
 _FLAGS_MUST_UNDERSTAND: Final = 0xFFFF
 
-BODY_BYTES_MAX: Final = 8 << 20
-PAYLOAD_BYTES_MAX: Final = 1 << 30
+PAYLOAD_BYTES_MAX: Final = OBJECT_BYTES_MAX
+
+T = TypeVar("T")
 
 
 class Kind(IntEnum):
@@ -69,9 +73,7 @@ class Kind(IntEnum):
     WRITE = 96
     READ = 98
     MAP = 100
-    ABORT = 102
     LIST = 104
-    DESCRIBE = 106
 
 
 def reply(kind: int) -> int:
@@ -112,7 +114,7 @@ def unpack_header(data: bytes | bytearray | memoryview) -> Frame:
         raise WireError(
             f"not a kvops frame: starts with {magic!r}", fix="check that the address is a kvops port"
         )
-    if crc32(memoryview(data)[:28]) != crc:
+    if crc32(data[:28]) != crc:
         raise WireError("a frame's header is damaged: its checksum does not fit", fix="")
     if not VERSION_MIN <= version <= VERSION:
         raise WireError(
@@ -130,3 +132,21 @@ def unpack_header(data: bytes | bytearray | memoryview) -> Frame:
             fix="send smaller batches",
         )
     return Frame(kind, body_bytes, request, payload_bytes, flags)
+
+
+def encode(body: msgspec.Struct) -> bytes:
+    """A msgpack body."""
+    return msgspec.msgpack.encode(body)
+
+
+def decode(body: bytes | memoryview, kind: type[T]) -> T:
+    """
+    Decode a msgpack body.
+
+    Raises:
+        WireError: Not of that kind.
+    """
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise WireError(f"a frame's body is no {kind.__name__}: {error}", fix="") from error

@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvops.store.limits import ALIGN_BYTES
+from kvops.limits import ALIGN_BYTES
 
 REGION_BITS: Final = 27  # 128 MiB: 2,000 pages of 64 KiB
 MANTISSA_BITS: Final = 3  # fixed classes: eight to each power of two

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvops.errors import KvopsError
+from kvops.net import wire
 from kvops.net.link import establish
 from kvops.net.wire import Kind
 from kvops.store import messages as m
@@ -29,11 +30,13 @@ class Caretaker:
         self,
         master: MasterChannel,
         stores: Callable[[], list[StoreChannel]],
-        refresh: Callable[[float], None],
+        refresh: Callable[[float], bool],
+        group_changed: Callable[[bool], None],
     ) -> None:
         self._master = master
         self._stores = stores
         self._refresh = refresh
+        self._group_changed = group_changed
         self._to_master: deque[tuple[Kind, bytes]] = deque(maxlen=QUEUE_MAX)  # the oldest falls out
         self._group_open = False
         self._closed = False
@@ -62,7 +65,7 @@ class Caretaker:
         """A store's breaker opened: the master counts the hosts that say so."""
         stores = self._stores()
         down = sum(not channel.usable for channel in stores)
-        body = m.encode(
+        body = wire.encode(
             m.Report(store_id=store_id, reason=reason.value, stores=len(stores), stores_down=down)
         )
         self._to_master.append((Kind.REPORT, body))
@@ -102,9 +105,8 @@ class Caretaker:
             self._deliver()
             for channel in self._stores():
                 self._probe_store(channel)
-            if self._group_open and self._master.breaker.allow():
-                self._group_open = False
-                self._refresh(time.monotonic() + PROBE_TIMEOUT_S)
+            if self._group_open:
+                self._ask_for_group()
 
     def _wait(self) -> None:
         """Until woken, a probe is due, or a mapped store's process ends."""
@@ -118,7 +120,7 @@ class Caretaker:
                 mapped[fd] = channel
                 poll.register(fd, select.POLLIN)
         timeout_s = GROUP_POLL_S if self._group_open else self._until_probe_s()
-        for fd, _ in poll.poll(timeout_s * 1_000 + 0.999):
+        for fd, _ in poll.poll(timeout_s * 1_000):
             if fd in mapped:
                 mapped[fd].unmap()  # nothing is ever sent there unasked: its end is the only news
             elif fd == self._wake_read:
@@ -141,6 +143,15 @@ class Caretaker:
             return
         breaker.record_probe(True, now_ms=now_ms())
         self._refresh(time.monotonic() + PROBE_TIMEOUT_S)
+
+    def _ask_for_group(self) -> None:
+        """Nobody asks the master while the group's breaker is open, so we do: a lookup of nothing says how it is."""
+        try:
+            answer = self._master.call(Kind.LOOKUP, b"", deadline=time.monotonic() + PROBE_TIMEOUT_S)
+        except Trouble:
+            return
+        self._group_open = m.LOOKUP_HEAD.unpack_from(answer)[1] == 0
+        self._group_changed(self._group_open)
 
     def _probe_store(self, channel: StoreChannel) -> None:
         breaker = channel.breaker

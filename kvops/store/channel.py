@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvops.errors import AuthFailed, Unreachable, WireError
+from kvops.limits import CONNECT_TIMEOUT_MS
 from kvops.net.auth import Hello
 from kvops.net.link import Address, Link, LinkState, call, establish
+from kvops.net.spin import Spin
 from kvops.net.wire import Kind
 from kvops.store.breaker import Breaker, Failure
-from kvops.store.limits import CONNECT_TIMEOUT_MS
 from kvops.store.model import Reason, StoreInfo
 from kvops.transfer.shm import Mapping
 
@@ -22,7 +23,6 @@ PROBE_TIMEOUT_S: Final = CONNECT_TIMEOUT_MS / 1_000
 IDLE_LINKS_MAX: Final = (
     16  # kept for the next call; more than that many calls at once open and close their own
 )
-SPIN_S: Final = 100e-6  # look again this long for the master's answer before sleeping
 
 
 def now_ms() -> int:
@@ -82,8 +82,10 @@ class MasterChannel:
         self.addresses = tuple(addresses)
         self.breaker = Breaker(rng=random.Random())
         self.last_error: str = ""
+        self.incarnation = 0  # of the master's process that we last connected to
         self._identity = identity
         self._idle = Idle()
+        self._spin = Spin()
         self._at = 0
         self._request = 0
 
@@ -152,6 +154,7 @@ class MasterChannel:
         establish(link, deadline=deadline)
         welcome = link.welcome
         assert welcome is not None
+        self.incarnation = welcome.incarnation
         if not welcome.unix_path or welcome.boot_id != self._identity.hello.boot_id or address.is_unix:
             return link
         try:
@@ -168,7 +171,7 @@ class MasterChannel:
     def _exchange(self, link: Link, kind: Kind, body: bytes, deadline: float) -> bytes:
         self._request = request = (self._request + 1) & 0xFFFFFFFF
         try:
-            answer = call(link, kind, body, request=request, deadline=deadline, spin_s=SPIN_S)
+            answer = call(link, kind, body, request=request, deadline=deadline, spin=self._spin)
         except WireError as error:
             link.close()
             raise Unreachable(error.what, fix=error.fix) from error

@@ -13,7 +13,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -21,18 +20,9 @@ from typing import Any, Final, Self
 import numpy as np
 
 from kvops.errors import ClosedPool, Unreachable, UsageError, WrongBuffer
-from kvops.net.auth import Hello, decode, load_secret
-from kvops.net.link import Address, LinkState, call
-from kvops.net.wire import Kind
-from kvops.store import messages as m
-from kvops.store.breaker import Failure, RetryBudget
-from kvops.store.caretaker import Caretaker
-from kvops.store.channel import Identity, MasterChannel, StoreChannel, Trouble, now_ms
-from kvops.store.keys import NAMESPACE_DEFAULT, index_digests, key_bytes, key_digest
-from kvops.store.layout import chunk_span
-from kvops.store.limits import (
-    CHUNK_BYTES,
-    DEPTH_MAX,
+from kvops.files import read_secret
+from kvops.limits import (
+    DIGEST_BYTES,
     KEYS_PER_BATCH_MAX,
     KEYS_PER_FRAME_MAX,
     LEASE_MARGIN_MS,
@@ -41,20 +31,21 @@ from kvops.store.limits import (
     PUTS_PER_FRAME_MAX,
     REPLICAS_MAX,
 )
-from kvops.store.messages import PutStatus, RemoveStatus
-from kvops.store.model import (
-    DIGEST_BYTES,
-    LOCATION,
-    Locations,
-    ObjectFlag,
-    Outcome,
-    PutOptions,
-    Reason,
-    StoreInfo,
-    View,
-)
+from kvops.net import wire
+from kvops.net.auth import Hello
+from kvops.net.link import Address, LinkState, call
+from kvops.net.wire import Kind, decode
+from kvops.store import messages as m
+from kvops.store.breaker import Failure, RetryBudget
+from kvops.store.caretaker import Caretaker
+from kvops.store.channel import Identity, MasterChannel, StoreChannel, Trouble, now_ms
+from kvops.store.client_core import MISS, Located, PutPlan, ReadPlan
+from kvops.store.keys import NAMESPACE_DEFAULT, index_digests, key_bytes
+from kvops.store.messages import RemoveStatus
+from kvops.store.model import LOCATION, Locations, ObjectFlag, Outcome, PutOptions, Reason, StoreInfo, View
+from kvops.transfer import messages as tm
 from kvops.transfer import shm
-from kvops.transfer.engine import Leased, Until, drive
+from kvops.transfer.engine import Lease, Leased, Until, drive
 from kvops.transfer.model import Job, ReadSlice, SliceState, WriteSlice
 from kvops.transfer.stream import ReadJob, WriteJob
 
@@ -62,59 +53,6 @@ DEADLINE_MS_DEFAULT: Final = 200
 STALLED_S: Final = 0.1  # a store that moved nothing for this long before the deadline is counted as hung
 END_RESERVE_S: Final = 0.02  # of a put's time is kept for telling the master
 TRANSPORTS: Final = ("shm", "tcp")
-
-_REASONS: Final = {
-    SliceState.STALE: Reason.STALE,
-    SliceState.CORRUPT: Reason.CORRUPT,
-    SliceState.REFUSED: Reason.STALE,
-    SliceState.FAILED: Reason.STORE_DOWN,
-    SliceState.LATE: Reason.TIMEOUT,
-    SliceState.PENDING: Reason.TIMEOUT,
-}
-_PUT_REASONS: Final = {
-    PutStatus.EXISTS: Outcome(True, Reason.EXISTS),
-    PutStatus.IN_PROGRESS: Outcome(False, Reason.EXISTS),
-    PutStatus.NO_SPACE: Outcome(False, Reason.NO_SPACE),
-    PutStatus.REFUSED: Outcome(False, Reason.REFUSED),
-}
-_MISS: Final = Outcome(False, Reason.MISS)
-
-Place = tuple[int, int]
-"""Store id and offset of one replica."""
-
-
-@dataclass(slots=True)
-class _Located:
-    """A lookup's answer."""
-
-    digests: bytes
-    rows: list[tuple[int, int, int, int, int]]  # LOCATION
-    extras: dict[int, list[Place]]
-    lease_end: float  # on time.monotonic, strictly before the master's
-
-
-@dataclass(slots=True, eq=False)
-class _Want:
-    """One range of one object that a call wants to read."""
-
-    index: int
-    generation: int
-    size: int
-    chunk: int
-    digest: bytes
-    start: int
-    buffer: memoryview
-    places: list[Place]
-    reason: Reason = Reason.STORE_DOWN
-    store: str | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Grant:
-    """One object that a call may write."""
-
-    index: int
-    slices: list[tuple[StoreChannel | None, WriteSlice]] = field(default_factory=list)
 
 
 class Pool:
@@ -146,10 +84,11 @@ class Pool:
         self._master = MasterChannel(self._addresses, self._identity)
         self._stores: dict[int, StoreChannel] = {}
         self._epoch = 0
+        self._viewed = 0  # incarnation of the master whose view of the stores we have
         self._retries = RetryBudget()
         self._group_open = False
         self._counts: dict[Reason, int] = dict.fromkeys(Reason, 0)
-        self._caretaker = Caretaker(self._master, self._stores_now, self.refresh)
+        self._caretaker = Caretaker(self._master, self._stores_now, self.refresh, self._group_changed)
 
     def _after_fork(self) -> None:
         """The parent's connections are the parent's: start anew, under the child's own pid."""
@@ -168,12 +107,13 @@ class Pool:
         """The bytes that were put under a key, or None."""
         deadline = self._begin(deadline_ms)
         try:
-            located = self._locate(index_digests(self._namespace, [key]), deadline)
+            located, lease = self._locate(self._digests([key]), deadline)
         except Trouble:
             return None
         buffer = bytearray(located.rows[0][2])
-        outcome = self._read_whole([key], [memoryview(buffer)], located, deadline)[0]
-        return bytes(buffer) if outcome.ok else None
+        plan = ReadPlan(located, self._namespace, [key])
+        plan.want_whole(0, memoryview(buffer))
+        return bytes(buffer) if self._read(plan, lease, deadline)[0].ok else None
 
     def batch_get_into(
         self, keys: Sequence[str], buffers: Sequence[Any], *, deadline_ms: int | None = None
@@ -201,10 +141,13 @@ class Pool:
         if not keys:
             return []
         try:
-            located = self._locate(self._digests(keys), deadline)
+            located, lease = self._locate(self._digests(keys), deadline)
         except Trouble as trouble:
             return self._all(len(keys), trouble.reason)
-        return self._read_whole(keys, views, located, deadline)
+        plan = ReadPlan(located, self._namespace, keys)
+        for index, view in enumerate(views):
+            plan.want_whole(index, view)
+        return self._read(plan, lease, deadline)
 
     def get_range_into(
         self, key: str, buffer: Any, *, offset: int, deadline_ms: int | None = None
@@ -221,151 +164,76 @@ class Pool:
         if offset < 0:
             raise UsageError(f"offset {offset}", fix="count from the object's first byte")
         try:
-            located = self._locate(index_digests(self._namespace, [key]), deadline)
+            located, lease = self._locate(self._digests([key]), deadline)
         except Trouble as trouble:
             return self._all(1, trouble.reason)[0]
-        _, _, size, store, flags = located.rows[0]
-        if not store:
-            return _MISS
-        length = min(len(view), size - offset)
-        if length <= 0:
-            return Outcome(False, Reason.REFUSED, size)
-        start, end = chunk_span(offset, length, size=size, chunk=_chunk_of(flags))
-        direct = (start, end) == (offset, offset + length)
-        target = view[:length] if direct else memoryview(bytearray(end - start))
-        want = self._want(0, key, located, target, start)
-        outcome = self._fetch([want], located, deadline)[0]
-        if not outcome.ok:
+        plan = ReadPlan(located, self._namespace, [key])
+        target = plan.want_range(0, offset, view)
+        outcome = self._read(plan, lease, deadline)[0]
+        if not outcome.ok or target is None:
             return outcome
-        if not direct:
-            view[:length] = target[offset - start : offset - start + length]
+        memory, begin = target
+        length = min(len(view), located.rows[0][2] - offset)
+        if begin or len(memory) != length:
+            view[:length] = memory[begin : begin + length]
         return Outcome(True, Reason.HIT, length, outcome.store)
 
-    def _read_whole(
-        self, keys: Sequence[str], views: Sequence[memoryview], located: _Located, deadline: float
-    ) -> list[Outcome]:
-        outcomes = [_MISS] * len(keys)
-        wants = []
-        for index, (_, _, size, store, _) in enumerate(located.rows):
-            if not store:
-                self._counts[Reason.MISS] += 1
-            elif len(views[index]) < size:
-                outcomes[index] = Outcome(False, Reason.REFUSED, size)
-            else:
-                wants.append(self._want(index, keys[index], located, views[index][:size], 0))
-        for want, outcome in zip(wants, self._fetch(wants, located, deadline), strict=True):
-            outcomes[want.index] = outcome
-        return outcomes
-
-    def _want(self, index: int, key: str, located: _Located, buffer: memoryview, start: int) -> _Want:
-        generation, offset, size, store, flags = located.rows[index]
-        return _Want(
-            index,
-            generation,
-            size,
-            _chunk_of(flags),
-            key_digest(self._namespace, key),
-            start,
-            buffer,
-            [(store, offset), *located.extras.get(index, ())],
-        )
-
-    def _locate(self, digests: bytes, deadline: float) -> _Located:
+    def _locate(self, digests: bytes, deadline: float) -> tuple[Located, Lease]:
+        """Where keys lie, and how long their memory may be read."""
+        if self._group_open:
+            raise Trouble(Reason.BREAKER_OPEN)
+        located = Located()
         sent = time.monotonic()
-        rows: list[tuple[int, int, int, int, int]] = []
-        extras: dict[int, list[Place]] = {}
-        lease_ms = epoch = 0
         for frame in _frames(digests, KEYS_PER_FRAME_MAX * DIGEST_BYTES):
-            answer = self._ask(Kind.LOOKUP, frame, deadline)
-            epoch, lease_ms, extra_count, _ = m.LOOKUP_HEAD.unpack_from(answer)
-            self._group_open = lease_ms == 0
-            if self._group_open:
+            located.add(self._ask(Kind.LOOKUP, frame, deadline), len(frame) // DIGEST_BYTES)
+            if located.lease_ms == 0:
+                self._group_open = True
                 self._caretaker.watch_group()
                 raise Trouble(Reason.BREAKER_OPEN)
-            count = len(frame) // DIGEST_BYTES
-            if extra_count:
-                start = m.LOOKUP_HEAD.size + count * LOCATION.itemsize
-                for index, _, place in np.frombuffer(answer, m.EXTRA, extra_count, start).tolist():
-                    extras.setdefault(len(rows) + index, []).append((place[3], place[1]))
-            rows += np.frombuffer(answer, LOCATION, count, m.LOOKUP_HEAD.size).tolist()
-        if epoch != self._epoch and any(row[3] and row[3] not in self._stores for row in rows):
-            self.refresh(deadline)
-        return _Located(digests, rows, extras, sent + (lease_ms - LEASE_MARGIN_MS) / 1_000)
+        self._know_stores(located.epoch, {row[3] for row in located.rows}, deadline)
 
-    def _fetch(self, wants: list[_Want], located: _Located, deadline: float) -> list[Outcome]:
-        """Read what is wanted; a replica that fails is followed by the next one while time and budget last."""
-        outcomes: dict[int, Outcome] = {}
-        pending = wants
-        first = True
-        self._retries.note_request(len(wants))
-        digests = located.digests
-
-        def renew(by: float) -> float:
-            sent = time.monotonic()
+        def renew(by: float) -> float | None:
+            again = time.monotonic()
             try:
                 for frame in _frames(digests, KEYS_PER_FRAME_MAX * DIGEST_BYTES):
-                    answer = self._ask(Kind.TOUCH, frame, min(by, deadline))
+                    self._ask(Kind.TOUCH, frame, min(by, deadline))
             except Trouble:
-                return located.lease_end
-            located.lease_end = sent + (m.LOOKUP_HEAD.unpack_from(answer)[1] - LEASE_MARGIN_MS) / 1_000
-            return located.lease_end
+                return None
+            return again + (located.lease_ms - LEASE_MARGIN_MS) / 1_000
 
-        until = Leased(deadline, located.lease_end, renew)
-        while pending:
-            groups = self._groups(pending, outcomes)
-            if not first and not all(self._retries.take() for pairs in groups.values() for _ in pairs):
-                groups = {}
-            self._read_groups(groups, until)
-            again = []
-            for channel, pairs in groups.items():
-                for want, piece in pairs:
-                    if piece.state is SliceState.DONE:
-                        outcomes[want.index] = Outcome(True, Reason.HIT, want.size, channel.info.name)
-                        continue
-                    want.reason, want.store = _REASONS[piece.state], channel.info.name
-                    if want.places and until.left(time.monotonic()) > 0:
-                        again.append(want)
-            pending, first = again, False
-        results = [outcomes.get(w.index) or Outcome(False, w.reason, 0, w.store) for w in wants]
-        for result in results:
-            self._counts[result.reason] += 1
-        return results
+        return located, Lease(sent + (located.lease_ms - LEASE_MARGIN_MS) / 1_000, renew)
 
-    def _groups(
-        self, wants: list[_Want], outcomes: dict[int, Outcome]
-    ) -> dict[StoreChannel, list[tuple[_Want, ReadSlice]]]:
-        """Each want's next usable replica, by store."""
-        groups: dict[StoreChannel, list[tuple[_Want, ReadSlice]]] = {}
-        for want in wants:
-            while want.places:
-                store_id, offset = want.places.pop(0)
-                channel = self._stores.get(store_id)
-                if channel is None or not channel.usable:
-                    want.reason = Reason.STORE_DOWN if channel is None else Reason.BREAKER_OPEN
-                    want.store = channel.info.name if channel else None
-                    continue
-                piece = ReadSlice(
-                    want.index,
-                    want.generation,
-                    offset,
-                    want.size,
-                    want.chunk,
-                    channel.info.incarnation,
-                    want.digest,
-                    want.start,
-                    want.buffer,
-                )
-                groups.setdefault(channel, []).append((want, piece))
+    def _route(self, store_id: int) -> StoreInfo | Reason:
+        channel = self._stores.get(store_id)
+        if channel is None:
+            return Reason.STORE_DOWN
+        return channel.info if channel.usable else Reason.BREAKER_OPEN
+
+    def _read(self, plan: ReadPlan, lease: Lease, deadline: float) -> list[Outcome]:
+        """Round by round: a replica that fails is followed by the next one while time and budget last."""
+        until = Leased(deadline, lease)
+        self._retries.note_request(plan.pending)
+        while plan.pending:
+            if plan.retrying and (
+                until.left(time.monotonic()) <= 0
+                or not all(self._retries.take() for _ in range(plan.pending))
+            ):
                 break
-        return groups
+            self._read_groups(plan.next_round(self._route), until)
+            plan.settle()
+        self._count(plan.outcomes)
+        return plan.outcomes
 
-    def _read_groups(self, groups: dict[StoreChannel, list[tuple[_Want, ReadSlice]]], until: Until) -> None:
+    def _read_groups(self, groups: dict[int, list[ReadSlice]], until: Until) -> None:
         """Start the sockets, copy from mapped memory meanwhile, then wait for the sockets."""
         jobs: list[tuple[StoreChannel, Job]] = []
         mapped: list[tuple[shm.Mapping, list[ReadSlice]]] = []
         unmapped: list[tuple[StoreChannel, shm.MapJob, list[ReadSlice]]] = []
-        for channel, pairs in groups.items():
-            slices = [piece for _, piece in pairs]
+        for store_id, slices in groups.items():
+            channel = self._stores.get(store_id)
+            if channel is None:  # another thread has learnt that it is gone
+                _fail(slices)
+                continue
             mapping = channel.mapping
             if mapping is not None:
                 mapped.append((mapping, slices))
@@ -395,7 +263,7 @@ class Pool:
             self._caretaker.wake()
         for channel, job in jobs:
             if isinstance(job, ReadJob):
-                self._judge(channel, [piece for _, piece in groups[channel]], job, began)
+                self._judge(channel, groups[channel.info.id], job, began)
             elif job.link.state is not LinkState.READY:
                 late = until.left(time.monotonic()) <= 0
                 self._failed(channel, Failure.TIMEOUT if late else Failure.REFUSED)
@@ -568,73 +436,32 @@ class Pool:
         depths: Sequence[int] | None,
         part: tuple[int, int] | None = None,
     ) -> list[Outcome]:
-        count = len(keys)
-        digests = self._digests(keys)
-        rows = np.zeros(count, m.PUT_ROW)
-        rows["digest"] = np.frombuffer(digests, np.uint64).reshape(-1, 2)
-        rows["size"] = [part[1]] if part else [len(view) for view in views]
-        if depths is not None:
-            rows["depth"] = [min(max(depth, 0), DEPTH_MAX) for depth in depths]
-        flags = (
-            (ObjectFlag.SOFT_PIN if options.soft_pin else 0)
-            | (ObjectFlag.HARD_PIN if options.hard_pin else 0)
-            | (ObjectFlag.PARTS if part else 0)
-        )
-        head = m.PUT_HEAD.pack(options.replicas, flags, options.tenant, 0, options.ttl_ms)
+        if self._group_open:
+            return self._all(len(keys), Reason.BREAKER_OPEN)
+        plan = PutPlan(self._namespace, keys, texts, views, self._digests(keys), options, depths, part=part)
         try:
-            answer = self._ask(Kind.PUT_START, head + rows.tobytes(), deadline)
+            epoch, store_ids = plan.started(self._ask(Kind.PUT_START, plan.start_body(), deadline))
+            self._know_stores(epoch, store_ids, deadline)
         except Trouble as trouble:
-            return self._all(count, trouble.reason)
-        epoch, replicas = m.PUT_REPLY_HEAD.unpack_from(answer)
-        statuses = answer[m.PUT_REPLY_HEAD.size : m.PUT_REPLY_HEAD.size + count]
-        start = m.PUT_REPLY_HEAD.size + count + -count % 8
-        granted = np.frombuffer(answer, LOCATION, count * replicas, start).tolist()
-        if epoch != self._epoch and any(row[3] and row[3] not in self._stores for row in granted):
-            self.refresh(deadline)
-        outcomes = [_PUT_REASONS.get(PutStatus(status), _MISS) for status in statuses]
-        grants: list[_Grant] = []
-        for index, status in enumerate(statuses):
-            if status != PutStatus.GRANTED:
-                continue
-            grant = _Grant(index)
-            for generation, offset, size, store, place_flags in granted[
-                index * replicas : (index + 1) * replicas
-            ]:
-                if not store:
-                    continue
-                piece = WriteSlice(
-                    index,
-                    digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES],
-                    key_digest(self._namespace, keys[index]),
-                    texts[index],
-                    generation,
-                    offset,
-                    size,
-                    _chunk_of(place_flags),
-                    int(rows["depth"][index]),
-                    options.tenant,
-                    place_flags,
-                    part[0] if part else 0,
-                    views[index],
-                )
-                grant.slices.append((self._stores.get(store), piece))
-            grants.append(grant)
-        self._write(grants, deadline - END_RESERVE_S)
-        self._end(grants, outcomes, deadline)
-        for outcome in outcomes:
-            self._counts[outcome.reason] += 1
-        return outcomes
+            return self._all(len(keys), trouble.reason)
+        self._write_groups(plan.groups(self._route), deadline - END_RESERVE_S)
+        rows = plan.end_body()
+        if rows:
+            try:
+                plan.ended(self._ask(Kind.PUT_END, rows, deadline))
+            except Trouble as trouble:
+                plan.lost(trouble.reason)
+                self._caretaker.revoke(rows)
+        self._count(plan.outcomes)
+        return plan.outcomes
 
-    def _write(self, grants: list[_Grant], deadline: float) -> None:
-        groups: dict[StoreChannel, list[WriteSlice]] = {}
-        for grant in grants:
-            for channel, piece in grant.slices:
-                if channel is None or not channel.usable:
-                    piece.state = SliceState.FAILED
-                else:
-                    groups.setdefault(channel, []).append(piece)
+    def _write_groups(self, groups: dict[int, list[WriteSlice]], deadline: float) -> None:
         jobs: list[tuple[StoreChannel, WriteJob]] = []
-        for channel, slices in groups.items():
+        for store_id, slices in groups.items():
+            channel = self._stores.get(store_id)
+            if channel is None:  # another thread has learnt that it is gone
+                _fail(slices)
+                continue
             try:
                 jobs.append((channel, WriteJob(channel.link(), slices)))
             except Unreachable:
@@ -643,53 +470,7 @@ class Pool:
         began = time.monotonic()
         drive([job for _, job in jobs], Until(deadline))
         for channel, job in jobs:
-            self._judge(channel, groups[channel], job, began)
-
-    def _end(self, grants: list[_Grant], outcomes: list[Outcome], deadline: float) -> None:
-        """Tell the master which replicas are whole; what it did not hear is given up later."""
-        ends: list[tuple[_Grant, int]] = []
-        for grant in grants:
-            written = 0
-            states = [piece.state for _, piece in grant.slices]
-            for replica, (_, piece) in enumerate(grant.slices):
-                if piece.state is SliceState.DONE:
-                    written |= 1 << replica
-            piece = grant.slices[0][1]
-            if piece.flags & ObjectFlag.PARTS and written and not piece.sealed:
-                outcomes[grant.index] = Outcome(True, Reason.STORED, len(piece.data), self._name(grant))
-            elif not written:
-                outcomes[grant.index] = Outcome(False, _REASONS[states[0]], 0, self._name(grant))
-                ends.append((grant, 0))
-            else:
-                ends.append((grant, written))
-        if not ends:
-            return
-        rows = b"".join(
-            m.END.pack(grant.slices[0][1].digest, grant.slices[0][1].generation, written)
-            for grant, written in ends
-        )
-        try:
-            answer = self._ask(Kind.PUT_END, rows, deadline)
-        except Trouble as trouble:
-            self._caretaker.revoke(rows)
-            for grant, written in ends:
-                if written:
-                    outcomes[grant.index] = Outcome(False, trouble.reason)
-            return
-        for (grant, written), status in zip(ends, answer, strict=True):
-            if written:
-                size = len(grant.slices[0][1].data)
-                stored = status == PutStatus.STORED
-                outcomes[grant.index] = (
-                    Outcome(True, Reason.STORED, size, self._name(grant))
-                    if stored
-                    else Outcome(False, Reason.STALE)
-                )
-
-    @staticmethod
-    def _name(grant: _Grant) -> str | None:
-        channel = grant.slices[0][0]
-        return channel.info.name if channel else None
+            self._judge(channel, groups[channel.info.id], job, began)
 
     def remove(self, key: str, *, deadline_ms: int | None = None) -> Outcome:
         """
@@ -706,7 +487,7 @@ class Pool:
         status = RemoveStatus(answer[0])
         if status is RemoveStatus.HIDDEN:
             return Outcome(False, Reason.TIMEOUT)
-        return Outcome(True, Reason.HIT) if status is RemoveStatus.REMOVED else _MISS
+        return Outcome(True, Reason.HIT) if status is RemoveStatus.REMOVED else MISS
 
     # Looking.
 
@@ -790,10 +571,10 @@ class Pool:
             while at >= 0:
                 if len(rows) >= limit:
                     return rows, f"{name}@{at}"
-                query = m.ListQuery(
+                query = tm.ListQuery(
                     prefix=prefix, limit=min(limit - len(rows), KEYS_PER_BATCH_MAX), cursor=at
                 )
-                page = decode(self._ask_store(channel, Kind.LIST, m.encode(query), deadline), m.ListReply)
+                page = decode(self._ask_store(channel, Kind.LIST, wire.encode(query), deadline), tm.ListReply)
                 at = page.cursor
                 rows += [
                     {
@@ -846,13 +627,34 @@ class Pool:
             "outcomes": {reason.value: count for reason, count in self._counts.items() if count},
         }
 
-    def refresh(self, deadline: float, *, must: bool = False) -> None:
+    def _group_changed(self, is_open: bool) -> None:
+        """The caretaker has asked how the group's breaker is."""
+        self._group_open = is_open
+
+    def _know_stores(self, epoch: int, store_ids: set[int], deadline: float) -> None:
+        """
+        See to it that we know the stores an answer names.
+
+        Raises:
+            Trouble: Another master gave the answer, and its view could not be had: its ids mean nothing to us.
+        """
+        if self._master.incarnation != self._viewed:
+            if not self.refresh(deadline):
+                raise Trouble(Reason.TIMEOUT)
+        elif epoch != self._epoch and not store_ids <= {0, *self._stores}:
+            self.refresh(deadline)
+
+    def refresh(self, deadline: float, *, must: bool = False) -> bool:
         """
         Ask the master for its stores; without an answer the known ones stay.
+
+        Returns:
+            Whether it answered.
 
         Raises:
             Unreachable: ``must`` is set and the master did not answer.
         """
+        incarnation = self._master.incarnation  # if it changes meanwhile, the next answer makes us ask again
         try:
             view = decode(self._ask(Kind.VIEW, b"", deadline), View)
         except Trouble as trouble:
@@ -861,17 +663,21 @@ class Pool:
                     f"the master at {self._addresses[0]} did not answer: {trouble.reason}",
                     fix="kvops status shows what runs; kvops start starts it",
                 ) from trouble
-            return
-        self._take(view)
+            return False
+        self._take(view, incarnation)
+        return True
 
-    def _take(self, view: View) -> None:
+    def _take(self, view: View, incarnation: int) -> None:
         with self._lock:
+            self._viewed = incarnation
             known = {info.id for info in view.stores}
             for store_id in [i for i in self._stores if i not in known]:
                 self._stores.pop(store_id).close()
             for info in view.stores:
                 channel = self._stores.get(info.id)
                 if channel is None or channel.info.incarnation != info.incarnation:
+                    if channel is not None:
+                        channel.close()
                     self._stores[info.id] = StoreChannel(info, self._identity, same_memory=self._shares(info))
                 else:
                     channel.info = info
@@ -920,6 +726,10 @@ class Pool:
                 f"the master at {self._addresses[0]} did not answer: {trouble.reason}",
                 fix="kvops status shows what runs; kvops start starts it",
             ) from trouble
+
+    def _count(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            self._counts[outcome.reason] += 1
 
     def _all(self, count: int, reason: Reason) -> list[Outcome]:
         self._counts[reason] += count
@@ -992,7 +802,7 @@ def connect(
     for transport in (*transports, *(transports_between_hosts or ())):
         if transport not in TRANSPORTS:
             raise UsageError(f"no transport {transport!r}", fix=f"choose from {', '.join(TRANSPORTS)}")
-    secret = load_secret(Path(secret_file) if secret_file is not None else local_secret(group))
+    secret = read_secret(Path(secret_file) if secret_file is not None else local_secret(group))
     hello = Hello(
         role="client",
         group=group,
@@ -1029,10 +839,6 @@ def local_secret(group: str) -> Path:
 
 def _frames(data: bytes, size: int) -> list[bytes]:
     return [data] if len(data) <= size else [data[at : at + size] for at in range(0, len(data), size)]
-
-
-def _chunk_of(flags: int) -> int:
-    return PART_CHUNK_BYTES if flags & ObjectFlag.PARTS else CHUNK_BYTES
 
 
 def _fail(slices: Iterable[ReadSlice | WriteSlice], state: SliceState = SliceState.FAILED) -> None:

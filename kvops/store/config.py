@@ -14,7 +14,7 @@ import msgspec
 
 from kvops.errors import UsageError
 from kvops.files import dump_yaml, load_yaml, parse_yaml, read_secret, write_private, write_yaml
-from kvops.store.limits import MIB
+from kvops.limits import MIB
 from kvops.store.model import PlacementPolicy
 
 __all__ = [

@@ -20,9 +20,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvops.limits import LEASE_TTL_MS
 from kvops.store.index import ObjectIndex
 from kvops.store.lease import MS32_MASK, ages_ms
-from kvops.store.limits import LEASE_TTL_MS
 from kvops.store.model import ObjectFlag, Slots
 
 SAMPLE_SLOTS: Final = 4_096  # their oldest two percent are 82, which puts the threshold between 1.8 and 2.2 %

@@ -41,8 +41,9 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from kvops.errors import NoSpace, UsageError
-from kvops.store.limits import STORE_COUNT_MAX
-from kvops.store.model import DIGEST_BYTES, LOCATION, Digests, Locations, Slots
+from kvops.limits import DIGEST_BYTES, STORE_COUNT_MAX
+from kvops.store.model import LOCATION, Digests, Locations, Slots
+from kvops.store.pages import address_of, populate
 
 assert sys.byteorder == "little", "the arrays' bytes go to the wire as they are"
 
@@ -78,6 +79,7 @@ assert _LOCATION_STORE.size == LOCATION_BYTES
 _POSITION_MUL: Final = np.array(0x20_40_60_80_A0_C0_E0_00, dtype=np.uint64)
 _POSITION_SHIFT: Final = np.array(61, dtype=np.uint64)
 
+PREPARE_BYTES: Final = 1 << 20  # a call of the kernel
 _MAP_NORESERVE: Final = 0x4000  # mman.h; the mmap module has no name for it
 
 
@@ -94,8 +96,21 @@ class _Reserved:
                 fix="lower objects_max or raise the limit on address space (ulimit -v, vm.overcommit_memory)",
             ) from error
 
+        self._size_bytes = size_bytes
+        self._address = address_of(self.map)
+        self._ready_bytes = 0  # from the front: memory already
+
     def array(self, dtype: DTypeLike) -> NDArray[Any]:
         return np.frombuffer(self.map, dtype=dtype)
+
+    def prepare(self, upto_bytes: int) -> None:
+        """Make the front of it memory. Touches no Python object: any one thread may do it."""
+        upto = min(
+            -(-upto_bytes // PREPARE_BYTES) * PREPARE_BYTES, self._size_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        )
+        if upto > self._ready_bytes:
+            populate(self._address + self._ready_bytes, upto - self._ready_bytes)
+            self._ready_bytes = upto
 
 
 class _Scratch:
@@ -167,25 +182,32 @@ class ObjectIndex:
         self.hits_total = 0  # … and found
 
         slots = objects_max + 1
-        record = _Reserved(slots * _RECORD_BYTES)
+        self._per_slot: list[tuple[_Reserved, int]] = []  # and the bytes of one element
+
+        def per_slot(item_bytes: int) -> _Reserved:
+            reserved = _Reserved(slots * item_bytes)
+            self._per_slot.append((reserved, item_bytes))
+            return reserved
+
+        record = per_slot(_RECORD_BYTES)
         records = record.array(_RECORD)
         self.location = records["location"]
         self._records = record.array("<u8").reshape(slots, _RECORD_BYTES // 8)
         self._record_words = memoryview(record.map).cast("Q")
         self._record_bytes = record.map
-        lo = _Reserved(slots * 8)
+        lo = per_slot(8)
         self._lo: NDArray[np.uint64] = lo.array("<u8")
         self._lo_words = memoryview(lo.map).cast("Q")
-        touched = _Reserved(slots * 4)
+        touched = per_slot(4)
         self.touched_ms = touched.array("<u4")
         self._touched_words = memoryview(touched.map).cast("I")
-        self.depth = _Reserved(slots * 2).array("<u2")
-        self.tenant = _Reserved(slots * 2).array("<u2")
+        self.depth = per_slot(2).array("<u2")
+        self.tenant = per_slot(2).array("<u2")
         # Slot 0's record answers for whatever has no entry. Its location is all zeros; its `hi` is one that
         # nobody can aim at, so that such a key is never taken for found.
         self._records[0, 0] = secrets.randbits(64)
 
-        self._free: NDArray[np.uint32] = _Reserved(slots * 4).array("<u4")
+        self._free: NDArray[np.uint32] = per_slot(4).array("<u4")
         self._free_count = 0  # a stack
         self._free_count_max = 0
 
@@ -195,7 +217,7 @@ class ObjectIndex:
         while objects_max > buckets_max * FILL_MAX:
             buckets_max *= 2
         self._split_debt = 0
-        table = _Reserved(buckets_max * BUCKET_BYTES)
+        table = self._table_reserved = _Reserved(buckets_max * BUCKET_BYTES)
         self._table = table.array("<u4").reshape(buckets_max, _BUCKET_WORDS)
         self._table_flat = self._table.reshape(-1)
         self._table_words = memoryview(table.map).cast("I")
@@ -459,6 +481,20 @@ class ObjectIndex:
         if self._buckets != self._low:
             self._split(budget)
         return self._buckets != self._low
+
+    def prepare(self, slots_ahead: int) -> None:
+        """
+        Make the memory that the next inserts will touch real. For a thread beside the loop.
+
+        A first touch can take milliseconds where a machine's host has no memory at hand, and holds the GIL.
+
+        Raises:
+            OSError: The kernel has no more memory.
+        """
+        slots = self.slots_used + slots_ahead
+        for reserved, item_bytes in self._per_slot:
+            reserved.prepare(slots * item_bytes)
+        self._table_reserved.prepare((self._buckets + slots_ahead // FILL_MAX) * BUCKET_BYTES)
 
     @property
     def growing(self) -> bool:

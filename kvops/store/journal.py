@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from kvops.errors import ConfigError, ParseError
-from kvops.store.limits import MIB
+from kvops.limits import MIB
 from kvops.store.model import LOCATION, StoreInfo
 from kvops.store.term import sync_directory
 

@@ -20,6 +20,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from kvops.errors import AlreadyRunning
+from kvops.limits import MIB
 from kvops.store.journal import (
     BODY_BYTES_MAX,
     HEADER_BYTES,
@@ -33,7 +34,6 @@ from kvops.store.journal import (
     snapshots,
     unwritable,
 )
-from kvops.store.limits import MIB
 from kvops.store.model import StoreInfo
 from kvops.store.term import sync_directory
 

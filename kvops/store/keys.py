@@ -17,8 +17,7 @@ from typing import Final
 from xxhash import xxh3_128_digest
 
 from kvops.errors import UsageError
-from kvops.store.limits import KEY_BYTES_MAX
-from kvops.store.model import DIGEST_BYTES
+from kvops.limits import DIGEST_BYTES, KEY_BYTES_MAX
 
 NAMESPACE_BYTES: Final = 16
 

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvops.store.limits import LEASE_TTL_MS
+from kvops.limits import LEASE_TTL_MS
 from kvops.store.model import Slots
 
 MS32_MASK: Final = 0xFFFF_FFFF

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,16 +15,19 @@ from typing import Final
 
 import uvloop
 
+from kvops import collector
 from kvops.errors import KvopsError
 from kvops.files import read_secret
+from kvops.limits import CONNECTIONS_MAX
 from kvops.log import configure, log
 from kvops.metrics import HttpServer, Reading, expose, serve_http
 from kvops.net import wire
-from kvops.net.auth import Hello, Listener, Welcome, decode
+from kvops.net.auth import Hello, Listener, Welcome
 from kvops.net.link import Address
 from kvops.net.peer import Peers, WirePeer
 from kvops.net.rpc_server import RpcServer, serve_rpc
-from kvops.net.wire import Frame, Kind
+from kvops.net.spin import Spin
+from kvops.net.wire import Frame, Kind, decode
 from kvops.notify import notify, notify_ready
 from kvops.store import messages as m
 from kvops.store.clock import boot_ms
@@ -31,7 +36,6 @@ from kvops.store.control import SERVICE, ControlServicer
 from kvops.store.events import EventFollower, EventLog
 from kvops.store.journal import recover_state, set_aside
 from kvops.store.journal_writer import JournalWriter
-from kvops.store.limits import CONNECTIONS_MAX
 from kvops.store.listen import boot_id, listen_tcp, listen_unix
 from kvops.store.master_core import TICK_MS, MasterCore, MasterSettings
 from kvops.store.model import GENERATION_SEQUENCE_BITS, Event, MasterStatus
@@ -39,10 +43,14 @@ from kvops.store.snapshot import Snapshot
 from kvops.store.term import raise_term
 
 SWITCH_INTERVAL_S: Final = 0.0005  # for other threads (scrapes, the journal) to give the GIL back to the loop
-SPIN_S: Final = 50e-6  # after an answer: a caller in a closed loop asks again sooner than a wake-up takes
+SPIN_S: Final = 50e-6  # longer than the last pause: pauses of one caller are alike
+PAUSE_S_MAX: Final = 200e-6  # a batch of 1,000 keys keeps its caller busy for about 150
 WORK_INTERVAL_S: Final = 0.002  # between slices, while there is work
 IDLE_INTERVAL_S: Final = 0.02
+PREPARE_INTERVAL_S: Final = 0.02
+PREPARE_SLOTS: Final = 65_536  # ahead of the index; 5 MB
 SNAPSHOT_PAUSE_S: Final = 10.0  # between two attempts
+INTERNAL_ERROR: Final = 70  # EX_SOFTWARE of sysexits.h
 STALLED_S: Final = 2.0  # a loop that has not ticked for this long is not ready
 
 
@@ -50,32 +58,44 @@ class _Spinner:
     """
     Looks for the next request for a moment before the loop sleeps.
 
-    A wake-up costs some 50 µs, more than a whole lookup. It pays only while requests follow each other closely,
-    so a spin that met nothing switches it off until two requests have come close together again.
+    It does so a little longer than the last one let us wait, while that pays.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._spin = Spin()
         self._until = 0.0
-        self._last = 0.0
+        self._answered = 0.0
+        self._pause = 0.0
         self._spinning = False
+        self._awaited = False  # since the last answer we spin, and no request has come
+
+    def asked(self) -> None:
+        """A request has come."""
+        now = time.perf_counter()
+        self._pause = now - self._answered
+        if self._awaited:
+            self._awaited = False
+            self._spin.learn(now < self._until)
 
     def answered(self) -> None:
-        """A request was answered just now."""
-        now = time.perf_counter()
-        close = now - self._last < 4 * SPIN_S
-        self._last = now
-        if close:
-            self._until = now + SPIN_S
+        """It was answered just now."""
+        self._answered = now = time.perf_counter()
+        if self._pause < PAUSE_S_MAX and self._spin.pays():
+            self._until = now + self._pause + SPIN_S
+            self._awaited = True
             if not self._spinning:
                 self._spinning = True
-                self._loop.call_soon(self._spin)
+                self._loop.call_soon(self._look)
 
-    def _spin(self) -> None:
-        if time.perf_counter() < self._until:
-            self._loop.call_soon(self._spin)
-        else:
-            self._spinning = False
+    def _look(self) -> None:
+        if self._awaited:
+            if time.perf_counter() < self._until:
+                self._loop.call_soon(self._look)
+                return
+            self._awaited = False
+            self._spin.learn(False)
+        self._spinning = False
 
 
 class _Peer(WirePeer):
@@ -99,13 +119,16 @@ class _Peer(WirePeer):
     def frame(self, frame: Frame, body: bytes) -> None:
         """One request."""
         now = boot_ms()
+        self._master.spinner.asked()
         if frame.kind == Kind.LOOKUP:
             answer: bytes | None = self._core.lookup(body, now_ms=now)
         elif frame.kind == Kind.MOUNT:
             self._master.mount(self, frame, body)
             return
         else:
+            began = time.thread_time()  # a system call of 0.3 µs: not on the path of a lookup
             answer = self._core.handle(self.conn, frame.kind, frame.request, body, now_ms=now)
+            self._master.longest_request_s = max(self._master.longest_request_s, time.thread_time() - began)
         if answer is not None:
             self.transport.write(wire.pack(frame.kind + 1, answer, frame.request))
         self._master.after_request(now)
@@ -124,14 +147,19 @@ class Master:
         self._ready = False
         self._ticked = time.monotonic()
         self._longest_slice_s = 0.0
+        self.longest_request_s = 0.0
         self._started = time.monotonic()
         self._event_log = EventLog()
         self._snapshot: Snapshot | None = None
         self._snapshot_after = 0.0
         self.core: MasterCore
-        self._spinner: _Spinner
+        self.spinner: _Spinner
         self._journal: JournalWriter
         self._addresses: dict[str, str] = {}
+        self._incarnation = (
+            secrets.randbits(63) | 1
+        )  # tells clients that ids of stores mean something else now
+        self._exit_code = 0
         self._stop = asyncio.Event()
 
     # Life.
@@ -155,20 +183,26 @@ class Master:
             term=term,
             now_ms=boot_ms(),
         )
-        self._spinner = _Spinner(loop)
+        self.spinner = _Spinner(loop)
         recovered, next_sequence = self._recover()
         self._journal = JournalWriter(self._state_dir / "journal", next_sequence=next_sequence)
         servers, rpc, http = await self._listen()
         metrics = expose(self._readings())
         ticks = loop.create_task(self._tick())
+        ticks.add_done_callback(self._ticks_ended)
         self._ready = True
         await rpc.set_serving(True)
         log.info("master.started", term=term, recovered=recovered, **self._addresses)
+        collector.settle()
+        ended = threading.Event()
+        preparing = threading.Thread(target=self._prepare, args=(ended,), name="prepare", daemon=True)
+        preparing.start()
         notify_ready(self._addresses, status=f"serving, term {term}")
         await self._stop.wait()
         self._ready = False
         notify("STOPPING=1")
         log.info("master.stopping")
+        ended.set()
         ticks.cancel()
         for server in servers:
             server.close()
@@ -180,7 +214,15 @@ class Master:
         await asyncio.to_thread(self._journal.close)
         if self.config.unix_path:
             Path(self.config.unix_path).unlink(missing_ok=True)
-        return 0
+        return self._exit_code
+
+    def _prepare(self, ended: threading.Event) -> None:
+        """Keep a little memory ahead of the index, off the loop."""
+        try:
+            while not ended.wait(PREPARE_INTERVAL_S):
+                self.core.index.prepare(PREPARE_SLOTS)
+        except OSError as error:
+            log.warning("index.unprepared", error=error.strerror)  # it grows all the same, with longer pauses
 
     async def _listen(self) -> tuple[list[asyncio.Server], RpcServer, HttpServer]:
         loop = asyncio.get_running_loop()
@@ -213,7 +255,7 @@ class Master:
             role="master",
             name=self.config.name,
             term=self.core.term,
-            incarnation=0,
+            incarnation=self._incarnation,
             boot_id=boot_id(),
             unix_path=self.config.unix_path,
         )
@@ -241,8 +283,11 @@ class Master:
 
     def mount(self, peer: _Peer, frame: Frame, body: bytes) -> None:
         """A store that has seen a newer term than ours (our state was lost) must be outdone first."""
-        seen = decode(body, m.Mount).highest_generation >> GENERATION_SEQUENCE_BITS
-        if seen >= self.core.term:
+        mount = decode(body, m.Mount)
+        seen = mount.highest_generation >> GENERATION_SEQUENCE_BITS
+        # Of our own term a store that mounted here before has only seen what we granted.
+        outdone = seen > self.core.term or (seen == self.core.term and not self.core.knows(mount))
+        if outdone and peer.hello is not None and peer.hello.role == "store":
             self.core.raise_term(raise_term(self._state_dir, at_least=seen + 1))
         now = boot_ms()
         answer = self.core.handle(peer.conn, frame.kind, frame.request, body, now_ms=now)
@@ -253,12 +298,12 @@ class Master:
     def after_request(self, now: int) -> None:
         """What a request left to do: frames to others, events, a slice of work."""
         self._send()
-        if self.core.has_work:
+        if self.core.work_due(now):
             self._slice(now)
             if self._snapshot is not None and self._snapshot.step():
                 self._snapshot = None
                 self._snapshot_after = time.monotonic() + SNAPSHOT_PAUSE_S
-        self._spinner.answered()
+        self.spinner.answered()
 
     def _send(self) -> None:
         if self.core.has_output:
@@ -304,6 +349,13 @@ class Master:
             if self._snapshot is not None and self._snapshot.step():
                 self._snapshot = None
                 self._snapshot_after = time.monotonic() + SNAPSHOT_PAUSE_S
+
+    def _ticks_ended(self, task: asyncio.Task[None]) -> None:
+        """Without its timer a master would serve on and notice no death: it ends, its journal is in order."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("master.failed", error=repr(error), exc_info=error)
+            self._exit_code = INTERNAL_ERROR
+            self._stop.set()
 
     # Journal.
 
@@ -413,6 +465,11 @@ class Master:
                 name="kvops_master_slice_seconds_max",
                 help="CPU time of the longest slice of background work.",
                 read=lambda: self._longest_slice_s,
+            ),
+            Reading(
+                name="kvops_master_request_seconds_max",
+                help="CPU time of the longest request that was no lookup.",
+                read=lambda: self.longest_request_s,
             ),
             counter("kvops_master_lookups_total", "Keys looked up.", lambda: core.index.lookups_total),
             counter("kvops_master_hits_total", "Keys found.", lambda: core.index.hits_total),

@@ -13,7 +13,6 @@ An object's life::
 
 from __future__ import annotations
 
-import heapq
 import struct
 from collections import deque
 from collections.abc import Sequence
@@ -26,19 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvops.errors import Refused, WireError
-from kvops.net import wire
-from kvops.net.auth import Hello, decode
-from kvops.net.wire import Kind
-from kvops.store import messages as m
-from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
-from kvops.store.eviction import Evictor
-from kvops.store.index import ObjectIndex
-from kvops.store.journal import COMPLETE, COMPLETE_ROW, GONE_ROW, Recovery
-from kvops.store.journal import Kind as JournalKind
-from kvops.store.layout import footprint_bytes
-from kvops.store.lease import LeaseTable
-from kvops.store.limits import (
+from kvops.limits import (
     CHUNK_BYTES,
+    DIGEST_BYTES,
     KEYS_PER_FRAME_MAX,
     LEASE_TTL_MS,
     OBJECT_BYTES_MAX,
@@ -49,16 +38,23 @@ from kvops.store.limits import (
     REPLICAS_MAX,
     STORE_TTL_MS,
 )
+from kvops.net import wire
+from kvops.net.auth import Hello
+from kvops.net.wire import Kind, decode
+from kvops.store import messages as m
+from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
+from kvops.store.eviction import Evictor
+from kvops.store.journal import COMPLETE, COMPLETE_ROW, GONE_ROW, Recovery
+from kvops.store.journal import Kind as JournalKind
+from kvops.store.lease import LeaseTable
 from kvops.store.messages import PutStatus, RemoveStatus
 from kvops.store.model import (
-    DIGEST_BYTES,
     GENERATION_SEQUENCE_BITS,
     LOCATION,
     LOCATION_ROW,
     ClientInfo,
     Digests,
     Generation,
-    Locations,
     ObjectFlag,
     PlacementPolicy,
     Slots,
@@ -67,13 +63,17 @@ from kvops.store.model import (
     StoreState,
     View,
 )
+from kvops.store.objects import Objects, Place
 from kvops.store.placement import Candidate, Placement, Writer, choose
 from kvops.store.puts import Put, PutTable
 from kvops.store.stores import SERVING, Store, StoreTable
+from kvops.transfer.layout import footprint_bytes
 
 U32: Final = 0xFFFFFFFF
 TICK_MS: Final = 100
 SUSPECT_MS: Final = 2_000  # a store stays hidden on its readers' evidence
+ORPHAN_MS: Final = 5_000  # a put outlives the connection of its last writer, which may come back by another
+REMOVED_MAX: Final = 65_536  # removed keys remembered, so that a store that was lost does not bring them back
 REMOVE_WAIT_MS: Final = 200  # a remove replies HIDDEN when a node has not cleared its slot by then
 EVICT_INTERVAL_MS: Final = 10
 CLAMP_SLOTS: Final = 512  # a tick; a round over 16 M slots takes an hour, and one is due within 24 days
@@ -164,7 +164,8 @@ class MasterCore:
     def __init__(self, settings: MasterSettings, *, term: int, now_ms: int) -> None:
         self.settings = settings
         self.term = term
-        self.index = ObjectIndex(objects_max=settings.objects_max)
+        self.objects = Objects(objects_max=settings.objects_max)
+        self.index = self.objects.index
         self.stores = StoreTable(self.index.set_hidden)
         self.puts = PutTable()
         self.counters = Counters()
@@ -180,10 +181,11 @@ class MasterCore:
         self._conns: dict[int, _Conn] = {}
         self._removes: dict[tuple[StoreId, Generation], tuple[_Remove, int]] = {}
         self._removes_open: deque[_Remove] = deque()
-        self._replicas: dict[int, list[tuple[StoreId, int]]] = {}  # slot → further places, same generation
-        self._expires: dict[int, int] = {}  # slot → ms
-        self._expiry: list[tuple[int, int, Generation]] = []  # heap: when, slot, generation
         self._sweeps: deque[tuple[Store, int]] = deque()  # lost stores, and the next slot to look at
+        self._orphans: deque[tuple[int, Put]] = deque()  # since when a put has had no writer's connection
+        self._removed: dict[bytes, Generation] = {}  # key digest → the newest generation that a remove meant
+        self._unconfirmed: set[Store] = set()  # those of which the index may say more than they hold
+        self._started_ms = now_ms
         self._pressure_bytes = 0  # a put found no room for this much: evict, whatever the watermark says
         self._evicting = False
         self._ticked_ms = now_ms
@@ -196,14 +198,11 @@ class MasterCore:
         self._conns[conn] = _Conn(hello, Writer(hello.host, hello.numa_node))
 
     def disconnected(self, conn: int, *, now_ms: int) -> None:
-        """A peer's connection ended: its store is hidden at once, its unfinished puts are given up."""
+        """A peer's connection ended: its store is hidden at once, its unfinished puts are anybody's."""
         peer = self._conns.pop(conn, None)
         if peer is None:
             return
-        for put in self.puts.of_writer(conn):
-            put.writers = tuple(writer for writer in put.writers if writer != conn)
-            if not put.writers:
-                self._abandon(put, now_ms=now_ms)
+        self._orphans += [(now_ms, put) for put in self.puts.leave(conn)]
         store = peer.store
         if store is not None and store.conn == conn:
             store.conn = 0
@@ -239,7 +238,7 @@ class MasterCore:
             return self.exists(body, now_ms=now_ms)
         peer = self._conns[conn]
         if kind in _STORE_KINDS and peer.hello.role != "store":
-            raise WireError(f"a {peer.hello.role} sent a store's frame {Kind(kind).name}", fix="")
+            raise WireError(f"a {peer.hello.role} sent a store's frame, kind {kind}", fix="")
         if peer.store is not None:
             peer.store.seen_ms = now_ms
         match kind:
@@ -279,10 +278,7 @@ class MasterCore:
     def exists(self, digests: bytes, *, now_ms: int) -> bytes:
         """One byte a key: whether it is readable. Touches nothing."""
         _check_digests(digests)
-        if not (self._expires or self._replicas):
-            return self.index.exists(digests)
-        slots = self.index.find(_as_digests(digests))
-        return self._readable(slots, now_ms=now_ms).astype(np.uint8).tobytes()
+        return self.objects.exists(digests, now_ms=now_ms)
 
     def lookup(self, digests: bytes, *, now_ms: int) -> bytes:
         """Where each key lies, with a lease on every hit: LOOKUP_HEAD, LOCATION rows, EXTRA rows."""
@@ -290,70 +286,22 @@ class MasterCore:
         if self.breaker_open:
             misses = bytes(len(digests) // DIGEST_BYTES * LOCATION.itemsize)
             return m.LOOKUP_HEAD.pack(self.stores.epoch, 0, 0, 0) + misses
-        rows = self.index.lookup(digests, now_ms32=now_ms & U32)
-        if self._expires or self._replicas:
-            return self._lookup_special(digests, rows, now_ms=now_ms)
-        return m.LOOKUP_HEAD.pack(self.stores.epoch, LEASE_TTL_MS, 0, 0) + rows
-
-    def _lookup_special(self, digests: bytes, rows: bytes, *, now_ms: int) -> bytes:
-        """Objects with replicas or an expiry: another replica for a hidden one, a miss for an expired one."""
-        locations = np.frombuffer(rows, LOCATION).copy()
-        extras: list[tuple[int, int, tuple[int, int, int, int, int]]] = []
-        slots = self.index.find(_as_digests(digests))
-        special = self.index.location["flags"][slots] & (ObjectFlag.HAS_TTL | ObjectFlag.REPLICATED)
-        for row in np.flatnonzero(special).tolist():
-            slot = int(slots[row])
-            places = self._places(slot, now_ms=now_ms)
-            if not places:
-                locations[row] = 0
-                continue
-            self.index.touched_ms[slot] = now_ms & U32
-            generation, _, size, _, flags = self.index.location[slot].tolist()
-            locations[row] = (generation, places[0][1], size, places[0][0], flags)
-            extras += [(row, 0, (generation, offset, size, store, flags)) for store, offset in places[1:]]
-        head = m.LOOKUP_HEAD.pack(self.stores.epoch, LEASE_TTL_MS, len(extras), 0)
-        return head + locations.tobytes() + np.array(extras, m.EXTRA).tobytes()
-
-    def _places(self, slot: int, *, now_ms: int) -> list[tuple[StoreId, int]]:
-        """Store and offset of every readable replica."""
-        if slot == 0 or self._expires.get(slot, now_ms + 1) <= now_ms:
-            return []
-        row = self.index.location[slot]
-        places = [(StoreId(int(row["store"])), int(row["offset"])), *self._replicas.get(slot, ())]
-        return [place for place in places if self.stores.serving[place[0]]]
-
-    def _readable(self, slots: Slots, *, now_ms: int) -> NDArray[np.bool_]:
-        readable: NDArray[np.bool_] = self.stores.serving[self.index.location["store"][slots]] & (slots != 0)
-        if self._replicas or self._expires:
-            flags = self.index.location["flags"][slots]
-            for at in np.flatnonzero(flags & (ObjectFlag.HAS_TTL | ObjectFlag.REPLICATED)).tolist():
-                readable[at] = bool(self._places(int(slots[at]), now_ms=now_ms))
-        return readable
+        rows, further = self.objects.lookup(digests, now_ms=now_ms)
+        return (
+            m.LOOKUP_HEAD.pack(self.stores.epoch, LEASE_TTL_MS, len(further) // m.EXTRA.itemsize, 0)
+            + rows
+            + further
+        )
 
     def _touch(self, digests: bytes, *, now_ms: int) -> bytes:
         """Renew leases and recency: for reads that take long, and for hits in an engine's own memory."""
         _check_digests(digests)
-        slots = self.index.find(_as_digests(digests))
-        self.index.touched_ms[slots[slots != 0]] = now_ms & U32
+        self.objects.touch(digests, now_ms=now_ms)
         return self._head()
 
     def _stat(self, digests: bytes, *, now_ms: int) -> bytes:
-        """What the master knows of each key. Touches nothing."""
         _check_digests(digests)
-        slots = self.index.find(_as_digests(digests))
-        rows = np.zeros(len(slots), m.STAT_ROW)
-        for row, slot in enumerate(slots.tolist()):
-            places = self._places(slot, now_ms=now_ms)
-            if not places:
-                continue
-            rows[row]["location"] = self.index.location[slot]
-            rows[row]["location"]["store"], rows[row]["location"]["offset"] = places[0]
-            rows[row]["age_ms"] = (now_ms - int(self.index.touched_ms[slot])) & U32
-            rows[row]["depth"] = self.index.depth[slot]
-            rows[row]["tenant"] = self.index.tenant[slot]
-            rows[row]["ttl_left_ms"] = min(max(self._expires.get(slot, now_ms) - now_ms, 0), U32)
-            rows[row]["replicas"] = len(places)
-        return rows.tobytes()
+        return self.objects.stat(digests, now_ms=now_ms)
 
     def _head(self) -> bytes:
         return m.LOOKUP_HEAD.pack(self.stores.epoch, 0 if self.breaker_open else LEASE_TTL_MS, 0, 0)
@@ -369,16 +317,16 @@ class MasterCore:
         rows = _rows(body, m.PUT_ROW, start=m.PUT_HEAD.size, count_max=PUTS_PER_FRAME_MAX)
         if not 1 <= replicas <= REPLICAS_MAX:
             raise WireError(f"a put with {replicas} replicas; 1 to {REPLICAS_MAX}", fix="")
+        count = len(rows)
         flags &= PERMANENT_FLAGS
         if ttl_ms:
             flags |= ObjectFlag.HAS_TTL
-        count = len(rows)
         status = bytearray(count)
         granted: list[bytes] = []
         nothing = bytes(replicas * LOCATION_ROW.size)
         digests = np.ascontiguousarray(rows["digest"])
         slots = self.index.find(digests)
-        readable = self._readable(slots, now_ms=now_ms).tolist()
+        readable = self.objects.readable(slots, now_ms=now_ms).tolist()
         sizes, depths, raw = rows["size"].tolist(), rows["depth"].tolist(), digests.tobytes()
         order = self._placement.order(writer, self._ready(), epoch=self.stores.epoch)
         random = self.settings.placement is PlacementPolicy.RANDOM
@@ -388,11 +336,13 @@ class MasterCore:
                 self.index.touched_ms[slot] = now_ms & U32
                 status[row] = PutStatus.EXISTS
                 continue
-            if slot and self.index.location["store"][slot]:  # a key named twice is dropped once
-                self._drop(np.array([slot], np.int64), now_ms=now_ms)
+            # An object whose store is away stays until its successor is whole.
             digest = raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
             put = self.puts.get(digest)
-            if put is not None and now_ms - put.started_ms >= PUT_TTL_MS:
+            joins = put is not None and flags & put.flags & ObjectFlag.PARTS and put.size == sizes[row]
+            if put is not None and (
+                now_ms - put.started_ms >= PUT_TTL_MS or not (put.writers or joins)  # a dead writer's
+            ):
                 self._preempt(put, now_ms=now_ms)
                 put = None
             if put is None:
@@ -404,7 +354,7 @@ class MasterCore:
                     status[row] = made
                     continue
                 put = made
-            elif not flags & put.flags & ObjectFlag.PARTS or put.size != sizes[row]:
+            elif not joins:
                 status[row] = PutStatus.IN_PROGRESS
                 continue
             self.puts.join(put, conn)
@@ -435,7 +385,7 @@ class MasterCore:
         footprint = footprint_bytes(size, chunk_of(flags))
         places = choose(order, self.stores.allocators, footprint=footprint, replicas=replicas)
         if places is None:
-            self._pressure_bytes += footprint
+            self._press(footprint, replicas)
             self.counters.no_space += 1
             return PutStatus.NO_SPACE
         if replicas > 1:
@@ -452,9 +402,13 @@ class MasterCore:
         status = bytearray(len(rows))
         done: list[Put] = []
         for row, generation in enumerate(generations):
-            put = self.puts.get(raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES])
+            digest = raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
+            put = self.puts.get(digest)
             if put is None or put.generation != generation:
-                status[row] = PutStatus.GONE
+                # Another rank was first, or the answer was lost and this is the second time.
+                slot = self.index.find_one(digest)
+                whole = slot and written[row] and int(self.index.location["generation"][slot]) == generation
+                status[row] = PutStatus.STORED if whole else PutStatus.GONE
                 continue
             self.puts.pop(put)
             kept = []
@@ -486,19 +440,16 @@ class MasterCore:
             LOCATION,
         )
         stale = self.index.find(digests)
-        if stale.any():  # announced by another store while this put was under way: the newer one stays
+        if stale.any():  # hidden, expired, or announced while this put was under way: the newer one stays
             self._drop(np.unique(stale[stale != 0]), now_ms=now_ms)
         depths = np.array([put.depth for put in puts], np.uint16)
         tenants = np.array([put.tenant for put in puts], np.uint16)
-        slots = self.index.insert(
-            digests, locations, depths, tenants, touched_ms=(now_ms - LEASE_TTL_MS) & U32
-        )
+        slots = self.objects.insert(digests, locations, depths, tenants, now_ms=now_ms)
         for put, slot in zip(puts, slots.tolist(), strict=True):
-            if len(put.places) > 1:
-                self._replicas[slot] = put.places[1:]
+            for place in put.places[1:]:
+                self.objects.add_place(slot, place)
             if put.ttl_ms:
-                self._expires[slot] = now_ms + put.ttl_ms
-                heapq.heappush(self._expiry, (now_ms + put.ttl_ms, slot, put.generation))
+                self.objects.expire_at(slot, now_ms + put.ttl_ms)
             for store_id, _ in put.places:
                 store = self.stores.get(store_id)
                 if store is not None:
@@ -541,6 +492,20 @@ class MasterCore:
         self.counters.preempted += 1
         self._abandon(put, now_ms=now_ms)
 
+    def _press(self, footprint: int, replicas: int) -> None:
+        """Evict for a put that found no room, if that can help it."""
+        hosts: set[str] = set()
+        for store in self.stores:
+            if store.state is StoreState.ANNOUNCING:
+                return  # its memory is about to be ours to give
+            if store.state is StoreState.READY and store.populated_bytes >= footprint:
+                hosts.add(store.mount.host)
+        if len(hosts) < replicas:
+            return
+        need = footprint * replicas
+        most = max(need, int(self.stores.capacity_bytes() * (1 - self.settings.eviction_low_watermark)))
+        self._pressure_bytes = min(self._pressure_bytes + need, most)
+
     def _ready(self) -> list[Candidate]:
         epoch, candidates = self._candidates
         if epoch != self.stores.epoch:
@@ -561,15 +526,20 @@ class MasterCore:
     def _remove(self, conn: int, request: int, body: bytes, *, now_ms: int) -> bytes | None:
         """Hide keys at once; the answer follows when their nodes have cleared the slots."""
         _check_digests(body)
-        slots = self.index.find(_as_digests(body))
+        slots = self.index.find(_as_digests(body)).tolist()
         remove = _Remove(conn, request, bytearray(len(slots)), 0, now_ms + REMOVE_WAIT_MS)
-        first = dict.fromkeys(slots.tolist())  # a key named twice is removed once
-        rows = {slot: slots.tolist().index(slot) for slot in first if slot}
+        rows: dict[int, int] = {}  # slot → row; a key named twice is removed once
         waits: list[tuple[tuple[StoreId, Generation], int]] = []
-        for slot, row in rows.items():
-            generation = Generation(int(self.index.location[slot]["generation"]))
-            for store_id, _ in self._places(slot, now_ms=now_ms):
-                waits.append(((store_id, generation), row))
+        for row, slot in enumerate(slots):
+            self._remember_removed(body[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES])
+            if slot == 0 or slot in rows:
+                continue
+            rows[slot] = row
+            generation = Generation(int(self.index.location["generation"][slot]))
+            for store_id, _ in self.objects.places(slot):
+                store = self.stores.get(store_id)
+                if store is not None and store.state is not StoreState.GONE:
+                    waits.append(((store_id, generation), row))
             remove.status[row] = RemoveStatus.REMOVED
         if rows:
             self._drop(np.array(list(rows), np.int64), now_ms=now_ms)
@@ -583,48 +553,48 @@ class MasterCore:
         self._removes_open.append(remove)
         return None
 
+    def _remember_removed(self, digest: bytes) -> None:
+        """A store that is away, or counts as lost, may still hold this key: it shall not bring it back."""
+        self._removed.pop(digest, None)
+        self._removed[digest] = Generation(self.term << GENERATION_SEQUENCE_BITS | self._sequence)
+        if len(self._removed) > REMOVED_MAX:
+            del self._removed[next(iter(self._removed))]
+
     def _drop(self, slots: Slots, *, now_ms: int) -> None:
         """Take COMPLETE objects out of the index; their memory comes back once their leases have ended."""
         locations = self.index.location[slots]
         ends = now_ms + LEASE_TTL_MS - ((now_ms - self.index.touched_ms[slots].astype(np.int64)) & U32)
         footprints = footprint_bytes(locations["size"].astype(np.int64), chunks_of(locations["flags"]))
+        unconfirmed = {
+            store.id: store.announced[slots] for store in self._unconfirmed if store.announced is not None
+        }
         columns = (locations["generation"].tolist(), footprints.tolist(), ends.tolist())
-        places = self._unindex(slots, locations)
-        for held, generation, footprint, end in zip(places, *columns, strict=True):
+        places = self._unindex(slots)
+        for at, (held, generation, footprint, end) in enumerate(zip(places, *columns, strict=True)):
             for place in held:
-                self._release(place, generation, footprint, not_before_ms=end, was_complete=True)
+                store = self.stores.get(place[0])
+                if store is None:
+                    continue
+                if place[0] in unconfirmed and not unconfirmed[place[0]][at]:
+                    store.doomed[generation] = end  # until its node says that it holds it
+                    continue
+                store.objects -= 1
+                self._release(place, generation, footprint, not_before_ms=end)
 
-    def _unindex(self, slots: Slots, locations: Locations) -> list[list[tuple[StoreId, int]]]:
+    def _unindex(self, slots: Slots) -> list[list[Place]]:
         """Forget objects; where each of them lay."""
         gone = np.empty(len(slots), GONE_ROW)
         gone["digest"] = self.index.digests(slots)
-        gone["generation"] = locations["generation"]
+        gone["generation"] = self.index.location["generation"][slots]
         self.journal.append(JournalEntry(JournalKind.GONE, gone))
-        places = [
-            [place] for place in zip(locations["store"].tolist(), locations["offset"].tolist(), strict=True)
-        ]
-        special = locations["flags"] & (ObjectFlag.REPLICATED | ObjectFlag.HAS_TTL)
-        for at in np.flatnonzero(special).tolist():
-            slot = int(slots[at])
-            places[at] += self._replicas.pop(slot, [])
-            self._expires.pop(slot, None)
-        self.index.remove(slots)
-        return places
+        for store in self._unconfirmed:
+            if store.announced is not None:
+                store.announced[slots] = False  # whatever takes these slots next is another object
+        return self.objects.forget(slots)
 
     def _release(
-        self,
-        place: tuple[StoreId, int],
-        generation: Generation,
-        footprint: int,
-        *,
-        not_before_ms: int,
-        was_complete: bool = False,
+        self, place: tuple[StoreId, int], generation: Generation, footprint: int, *, not_before_ms: int
     ) -> None:
-        store = self.stores.get(place[0])
-        if store is None:
-            return
-        if was_complete:
-            store.objects -= 1
         self.stores.release(
             place[0], generation=generation, offset=place[1], footprint=footprint, not_before_ms=not_before_ms
         )
@@ -672,7 +642,10 @@ class MasterCore:
                     if name != "highest_generation"
                 },
             )
-            self.stores.add(mount, conn=0, state=StoreState.SUSPECTED, now_ms=now_ms, store_id=info.id)
+            store = self.stores.add(
+                mount, conn=0, state=StoreState.SUSPECTED, now_ms=now_ms, store_id=info.id
+            )
+            self._expect_announcement(store)
         rows = recovery.rows
         for start in range(0, len(rows), RESTORE_BATCH):
             part = rows[start : start + RESTORE_BATCH]
@@ -682,18 +655,17 @@ class MasterCore:
             fresh[first] = True
             fresh &= self.index.find(digests) == 0
             part_fresh = part[fresh]
-            self.index.insert(
+            self.objects.insert(
                 np.ascontiguousarray(part_fresh["digest"]),
                 part_fresh["location"],
                 part_fresh["depth"],
                 part_fresh["tenant"],
-                touched_ms=(now_ms - LEASE_TTL_MS) & U32,
+                now_ms=now_ms,
             )
             for row in part[~fresh]:
                 slot = int(self.index.find(np.ascontiguousarray(row["digest"]).reshape(1, 2))[0])
                 place = (StoreId(int(row["location"]["store"])), int(row["location"]["offset"]))
-                if place not in self._all_places(slot):
-                    self._replicas.setdefault(slot, []).append(place)
+                self.objects.add_place(slot, place)
 
     def _mount(self, conn: int, peer: _Conn, mount: m.Mount, *, now_ms: int) -> bytes:
         """Take a store node in; one that was only away keeps its id and all its objects."""
@@ -712,73 +684,121 @@ class MasterCore:
         if known is None:
             known = self.stores.add(mount, conn=conn, state=StoreState.ANNOUNCING, now_ms=now_ms)
             self.journal.append(JournalEntry(JournalKind.STORE, store=known.info()))
-            fresh = True
+            self._expect_announcement(known)
         else:
-            fresh = known.populated_bytes == 0
             known.mount = mount
             known.conn = conn
         known.seen_ms = now_ms
         peer.store = known
-        if fresh:
-            known.announced = np.zeros(self.settings.objects_max + 1, np.bool_)  # zero pages until touched
-            self.stores.set_state(known, StoreState.ANNOUNCING)
-        else:
-            self.stores.set_state(known, StoreState.READY)
-            known.unsent = [(generation, release.offset) for generation, release in known.releasing.items()]
-            self.stores.unsent = True
+        if known.announcing and mount.highest_generation:
+            # The master before may have given leases on memory of which nothing is left to announce.
+            known.closed_until_ms = self._started_ms + LEASE_TTL_MS
+        self.stores.set_state(known, _state_when_heard(known, now_ms))
+        known.unsent = [(generation, release.offset) for generation, release in known.releasing.items()]
+        self.stores.unsent |= bool(known.unsent)
         known.populate(mount.populated_bytes)
         self._event(now_ms, "store.mounted", mount.name, id=known.id, objects=mount.objects)
-        return msgspec.msgpack.encode(m.Mounted(store_id=known.id, term=self.term, announce=fresh))
+        # No put under way can lie on a store that still has to announce.
+        floor = self._next_floor() if known.announcing else self._floor()
+        return wire.encode(
+            m.Mounted(store_id=known.id, term=self.term, announce=known.announcing, floor=floor)
+        )
+
+    def knows(self, mount: m.Mount) -> bool:
+        """Whether this store, in this life of its process, has mounted here before."""
+        known = self.stores.named(mount.name)
+        return (
+            known is not None
+            and known.state is not StoreState.GONE
+            and known.mount.incarnation == mount.incarnation
+            and known.populated_bytes > 0
+        )
+
+    def _expect_announcement(self, store: Store) -> None:
+        store.announcing = True
+        store.announced = np.zeros(self.settings.objects_max + 1, np.bool_)  # zero pages until touched
+        self._unconfirmed.add(store)
 
     def _announce(self, store: Store, body: bytes, *, now_ms: int) -> bytes:
         """
         Rows of a node's slot table, after the master or the node started; an empty frame ends them.
 
         The node is right about what its memory holds. Where two stores hold one key, the newer generation stays.
+        After a broken connection the announcement starts over: what was taken in before is passed over.
         """
-        if store.announced is None:
+        if not store.announcing or store.announced is None:
             raise WireError(f"store {store.mount.name} announced slots nobody asked for", fix="")
         rows = _rows(body, m.SLOT_ROW)
         if not len(rows):
             self._announced(store, now_ms=now_ms)
             return b""
+        known = self.index.find(np.ascontiguousarray(rows["digest"]))
+        seen = store.announced[known] & (self.index.location["generation"][known] == rows["generation"])
+        if store.releasing:
+            seen |= np.array([generation in store.releasing for generation in rows["generation"].tolist()])
+        rows = rows[~seen]
         footprints = footprint_bytes(rows["size"].astype(np.int64), chunks_of(rows["flags"]))
-        free = store.allocator.reserve_batch(rows["offset"], footprints.astype(np.uint64))
-        forget = rows[~free]  # beyond what is populated, or twice the same memory
-        rows = rows[free]
+        held = store.allocator.reserve_batch(rows["offset"], footprints.astype(np.uint64))
+        forget = np.empty(len(rows) - np.count_nonzero(held), m.FREE_ROW)
+        if len(forget):  # beyond what is populated, or twice the same memory
+            forget["generation"], forget["offset"] = rows["generation"][~held], rows["offset"][~held]
+            rows = rows[held]
+        # After a restart nearly all are one of two kinds: what the journal had, and what nobody knows.
         digests = np.ascontiguousarray(rows["digest"])
-        known = self.index.find(digests)
-        _, first = np.unique(digests, axis=0, return_index=True)
-        simple = known == 0
-        simple[np.setdiff1d(np.arange(len(rows)), first, assume_unique=True)] = False
-        if len(self.puts):
-            simple[:] = False
-        self._adopt(store, rows[simple], now_ms=now_ms)
-        for row in rows[~simple]:
+        slots = self.index.find(digests)
+        location = self.index.location
+        known = slots != 0
+        for name, value in (
+            ("generation", rows["generation"]),
+            ("offset", rows["offset"]),
+            ("store", store.id),
+        ):
+            known &= location[name][slots] == value
+        store.announced[slots[known]] = True
+        store.objects += int(np.count_nonzero(known))
+        fresh = slots == 0
+        if self._removed or store.doomed:
+            fresh &= ~self._unwanted(store, rows)
+        words = np.sort(digests[:, 0])
+        if (words[1:] == words[:-1]).any():  # a key twice
+            fresh[:] = False
+        self._adopt(store, rows if fresh.all() else rows[fresh], now_ms=now_ms)
+        for row in rows[~(known | fresh)]:
             self._announce_one(store, row, now_ms=now_ms)
-        answer = np.empty(len(forget), m.FREE_ROW)
-        answer["generation"], answer["offset"] = forget["generation"], forget["offset"]
-        return answer.tobytes()
+        return forget.tobytes()
+
+    def _unwanted(self, store: Store, rows: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Which announced slots hold what was dropped while their store was away."""
+        raw = np.ascontiguousarray(rows["digest"]).tobytes()
+        return np.array(
+            [
+                generation in store.doomed
+                or generation <= self._removed.get(raw[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES], 0)
+                for at, generation in enumerate(rows["generation"].tolist())
+            ],
+            np.bool_,
+        )
 
     def _announce_one(self, store: Store, row: np.void, *, now_ms: int) -> None:
-        """One announced slot whose key is known, being written, or named twice."""
-        digest, generation, offset, size, _, _, _, flags = row.tolist()
-        slot = self.index.find_one(np.ascontiguousarray(row["digest"]).tobytes())
+        """One announced slot whose key is known, removed, or named twice."""
+        _, number, offset, size, _, _, _, flags = row.tolist()
+        generation = Generation(number)
+        digest = np.ascontiguousarray(row["digest"]).tobytes()
+        slot = self.index.find_one(digest)
         known = int(self.index.location["generation"][slot]) if slot else 0
         if slot and known == generation:
             assert store.announced is not None
-            if (store.id, offset) not in self._all_places(slot):
-                self._replicas.setdefault(slot, []).append((store.id, offset))
-                self.index.location["flags"][slot] |= ObjectFlag.REPLICATED
+            self.objects.add_place(slot, (store.id, offset))
             store.announced[slot] = True
             store.objects += 1
-        elif known < generation and self.puts.get(np.array(digest, np.uint64).tobytes()) is None:
+        elif known > generation or generation in store.doomed or generation <= self._removed.get(digest, 0):
+            footprint = footprint_bytes(size, chunk_of(flags))
+            end = store.doomed.pop(generation, now_ms)
+            self._release((store.id, offset), generation, footprint, not_before_ms=end)
+        else:
             if slot:
                 self._drop(np.array([slot], np.int64), now_ms=now_ms)
             self._adopt(store, np.array([row], m.SLOT_ROW), now_ms=now_ms)
-        else:
-            footprint = footprint_bytes(size, chunk_of(flags))
-            self._release((store.id, offset), Generation(generation), footprint, not_before_ms=now_ms)
 
     def _adopt(self, store: Store, rows: NDArray[np.void], *, now_ms: int) -> None:
         """Objects that only their store knew: keys that are absent and distinct."""
@@ -790,9 +810,7 @@ class MasterCore:
         locations["store"] = store.id
         locations["flags"] = rows["flags"] & PERMANENT_FLAGS
         digests = np.ascontiguousarray(rows["digest"])
-        slots = self.index.insert(
-            digests, locations, rows["depth"], rows["tenant"], touched_ms=(now_ms - LEASE_TTL_MS) & U32
-        )
+        slots = self.objects.insert(digests, locations, rows["depth"], rows["tenant"], now_ms=now_ms)
         assert store.announced is not None
         store.announced[slots] = True
         store.objects += len(rows)
@@ -803,25 +821,24 @@ class MasterCore:
             entry[name] = rows[name]
         self.journal.append(JournalEntry(JournalKind.COMPLETE, entry))
 
-    def further_places(self, slots: Slots) -> list[tuple[int, StoreId, int]]:
-        """Slot, store and offset of every replica beyond the first."""
-        if not self._replicas:
-            return []
-        return [(slot, *place) for slot in slots.tolist() for place in self._replicas.get(slot, ())]
-
     def used_bytes(self) -> int:
         """Memory of objects that are readable or being written."""
         return self.stores.capacity_bytes() - self.stores.free_bytes() - self.stores.releasing_bytes()
 
-    def _all_places(self, slot: int) -> list[tuple[StoreId, int]]:
-        row = self.index.location[slot]
-        return [(StoreId(int(row["store"])), int(row["offset"])), *self._replicas.get(slot, ())]
-
     def _announced(self, store: Store, *, now_ms: int) -> None:
         """The announcement is whole: what the journal placed there and the node does not hold is swept."""
-        self.stores.set_state(store, StoreState.READY)
-        self._event(now_ms, "store.ready", store.mount.name, id=store.id, objects=store.objects)
+        store.announcing = False
+        for generation in store.doomed:  # not there any more
+            self._remove_confirmed(store.id, generation)
+        store.doomed.clear()
         self._sweeps.append((store, 0))
+        self._open(store, now_ms=now_ms)
+
+    def _open(self, store: Store, *, now_ms: int) -> None:
+        """Allocate on a store as soon as nobody can hold its free memory by a lease of an earlier master."""
+        if _state_when_heard(store, now_ms) is StoreState.READY:
+            self.stores.set_state(store, StoreState.READY)
+            self._event(now_ms, "store.ready", store.mount.name, id=store.id, objects=store.objects)
 
     def _beat(self, peer: _Conn, beat: m.Beat, *, now_ms: int) -> bytes:
         store = peer.store
@@ -830,9 +847,7 @@ class MasterCore:
         store.seen_ms = now_ms
         clear = beat.loop_lag_ms < STORE_TTL_MS and now_ms >= store.suspect_until_ms
         if store.state is StoreState.SUSPECTED and clear:
-            self.stores.set_state(
-                store, StoreState.READY if store.announced is None else StoreState.ANNOUNCING
-            )
+            self.stores.set_state(store, _state_when_heard(store, now_ms))
             self._event(now_ms, "store.recovered", store.mount.name)
         elif store.state in (StoreState.READY, StoreState.ANNOUNCING) and beat.loop_lag_ms >= STORE_TTL_MS:
             self.stores.set_state(store, StoreState.SUSPECTED)
@@ -843,11 +858,11 @@ class MasterCore:
     def _floor(self) -> int:
         """No put below this generation is under way any more."""
         oldest = self.puts.oldest()
-        return (
-            oldest.generation
-            if oldest is not None
-            else self.term << GENERATION_SEQUENCE_BITS | self._sequence + 1
-        )
+        return oldest.generation if oldest is not None else self._next_floor()
+
+    def _next_floor(self) -> int:
+        """No put from this generation on has been granted."""
+        return self.term << GENERATION_SEQUENCE_BITS | self._sequence + 1
 
     def _lose(self, store: Store, *, now_ms: int, reason: str) -> None:
         """A store's memory is gone: nothing names it from now on; its metadata is swept in slices."""
@@ -856,10 +871,14 @@ class MasterCore:
         self.stores.set_state(store, StoreState.GONE)
         self._event(now_ms, "store.lost", store.mount.name, id=store.id, reason=reason, objects=store.objects)
         self.journal.append(JournalEntry(JournalKind.STORE, store=store.info()))
-        for generation in list(store.releasing):
+        for generation in [*store.releasing, *store.doomed]:
             self._remove_confirmed(store.id, generation)
         store.releasing.clear()
+        store.doomed.clear()
         store.unsent.clear()
+        store.announcing, store.announced = False, None
+        self._unconfirmed.discard(store)
+        self._sweeps = deque(sweep for sweep in self._sweeps if sweep[0] is not store)
         for put in self.puts:
             if any(place[0] == store.id for place in put.places):
                 put.places = [(StoreId(0), 0) if place[0] == store.id else place for place in put.places]
@@ -916,6 +935,8 @@ class MasterCore:
         for store in self.stores:
             if pause > TICK_MS:
                 store.seen_ms += pause
+            if store.state is StoreState.ANNOUNCING and not store.announcing:
+                self._open(store, now_ms=now_ms)
             silent = now_ms - store.seen_ms
             if store.state is StoreState.GONE or silent < STORE_TTL_MS:
                 continue
@@ -926,6 +947,10 @@ class MasterCore:
                 self._event(now_ms, "store.suspected", store.mount.name, reason=f"silent for {silent} ms")
         while (put := self.puts.oldest()) is not None and now_ms - put.started_ms >= PUT_TTL_MS:
             self._preempt(put, now_ms=now_ms)
+        while self._orphans and now_ms - self._orphans[0][0] >= ORPHAN_MS:
+            put = self._orphans.popleft()[1]
+            if not put.writers and self.puts.get(put.digest) is put:
+                self._preempt(put, now_ms=now_ms)
         while self._removes_open and (
             not self._removes_open[0].waiting or self._removes_open[0].deadline_ms <= now_ms
         ):
@@ -953,8 +978,16 @@ class MasterCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether ``work`` should be called soon, and after answers, rather than now and then."""
+        """Whether there is background work to do, soon or at once."""
         return bool(self._sweeps) or self._evicting or self._pressure_bytes > 0 or self.index.growing
+
+    def work_due(self, now_ms: int) -> bool:
+        """Whether ``work`` should be called now, after an answer, rather than at the next tick."""
+        if self._sweeps or self.index.growing:
+            return True
+        if self._pressure_bytes:
+            return now_ms > self._last_evict_ms
+        return self._evicting and now_ms - self._last_evict_ms >= EVICT_INTERVAL_MS
 
     def work(self, *, now_ms: int) -> None:
         """One slice of background work, at most about 0.3 ms."""
@@ -966,11 +999,7 @@ class MasterCore:
             self.index.maintain(SWEEP_SLICE)
 
     def _expire(self, *, now_ms: int) -> None:
-        due: list[int] = []
-        while self._expiry and self._expiry[0][0] <= now_ms and len(due) < EVICT_SLICE:
-            _, slot, generation = heapq.heappop(self._expiry)
-            if int(self.index.location[slot]["generation"]) == generation:
-                due.append(slot)
+        due = self.objects.expired(now_ms=now_ms, count_max=EVICT_SLICE)
         if due:
             self._drop(np.array(due, np.int64), now_ms=now_ms)
 
@@ -988,7 +1017,10 @@ class MasterCore:
         if now_ms - self._last_evict_ms < interval:
             return
         self._last_evict_ms = now_ms
-        victims = self._evictor.step(now_ms32=now_ms & U32, count_max=EVICT_SLICE)
+        excess = used - int(capacity * self.settings.eviction_low_watermark)
+        mean = max(1, used // max(1, len(self.index)))
+        count = -(-max(excess, self._pressure_bytes) // mean)  # no more than it takes: objects may be large
+        victims = self._evictor.step(now_ms32=now_ms & U32, count_max=min(count, EVICT_SLICE))
         if self._evictor.exhausted:
             self._pressure_bytes = 0
         if not len(victims):
@@ -1005,41 +1037,53 @@ class MasterCore:
         store, start = self._sweeps.popleft()
         stop = min(start + SWEEP_SLICE, self.index.slots_used)
         window = np.arange(max(start, 1), stop, dtype=np.int64)
-        held = self.index.location["store"][window] == store.id
-        if self._replicas:
-            held |= (self.index.location["flags"][window] & ObjectFlag.REPLICATED) != 0
+        held = self.objects.may_lie_on(store.id, window)
         if store.announced is not None:
             held &= ~store.announced[window]
-        dead: list[int] = []
-        for slot in window[held].tolist():
-            places = self._all_places(slot)
-            if store.id not in [place[0] for place in places]:
-                continue
-            left = [place for place in places if place[0] != store.id]
-            if not left:
-                dead.append(slot)
-                continue
-            self.index.location["store"][slot], self.index.location["offset"][slot] = left[0]
-            self._replicas[slot] = left[1:]
-            if not left[1:]:
-                del self._replicas[slot]
-                self.index.location["flags"][slot] &= ~np.uint16(ObjectFlag.REPLICATED)
+        dead = [
+            slot
+            for slot in window[held].tolist()
+            if any(place[0] == store.id for place in self.objects.places(slot))
+            and not self.objects.drop_places(slot, store.id)
+        ]
         if dead:
             self.counters.swept += len(dead)
-            slots = np.array(dead, np.int64)
-            self._unindex(
-                slots, self.index.location[slots]
-            )  # no memory comes back: it is lost, or given anew
+            self._unindex(np.array(dead, np.int64))  # no memory comes back: it is lost, or given anew
         if stop < self.index.slots_used:
             self._sweeps.append((store, stop))
             return
         store.announced = None
+        self._unconfirmed.discard(store)
         if store.state is StoreState.GONE:
             self.stores.forget(store)
             self._event(now_ms, "store.forgotten", store.mount.name, id=store.id)
 
+    def check(self) -> None:
+        """Assert what must hold between index, puts, stores and their allocators; for tests: walks everything."""
+        self.index.check()
+        held: dict[int, list[tuple[int, int]]] = {store.id: [] for store in self.stores}
+        objects = dict.fromkeys(held, 0)
+        for slot in np.flatnonzero(self.index.location["store"][: self.index.slots_used]).tolist():
+            size, flags = self.index.location[["size", "flags"]][slot].tolist()
+            for store_id, offset in self.objects.places(slot):
+                store = self.stores.get(store_id)
+                if store is not None and (store.announced is None or store.announced[slot]):
+                    held[store_id].append((offset, footprint_bytes(size, chunk_of(flags))))
+                    objects[store_id] += 1
+        for put in self.puts:
+            for store_id, offset in put.places:
+                if store_id:
+                    held[store_id].append((offset, put.footprint))
+        self.stores.check(held, objects)
+
     def _event(self, now_ms: int, event: str, subject: str, **detail: str | int | float | bool) -> None:
         self.events.append(CoreEvent(now_ms, event, subject, detail))
+
+
+def _state_when_heard(store: Store, now_ms: int) -> StoreState:
+    """The state of a store that has just spoken to us."""
+    closed = store.announcing or now_ms < store.closed_until_ms
+    return StoreState.ANNOUNCING if closed else StoreState.READY
 
 
 _STORE_KINDS: Final = frozenset({Kind.MOUNT, Kind.SLOTS, Kind.BEAT, Kind.UNMOUNT, wire.reply(Kind.FREE)})

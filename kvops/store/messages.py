@@ -1,5 +1,5 @@
 """
-Bodies of the wire's frames: packed rows where they are many, msgpack structs where they are few.
+Bodies of the master's frames: packed rows where they are many, msgpack structs where they are few.
 
 Every row type is little-endian and pinned by golden bytes in the tests. Digests are 16 bytes a key, concatenated.
 
@@ -21,11 +21,6 @@ SLOTS                 SLOT_ROW rows; none: the end             FREE_ROW rows of 
 BEAT                  Beat                                     BEAT_REPLY
 FREE (from master)    FREE_HEAD, FREE_ROW rows                 FREE_ROW rows (all of them, when cleared)
 UNMOUNT               nothing                                  nothing
-WRITE                 WRITE_HEAD, key, digests; payload        WRITE_REPLY
-READ                  READ_ROW rows                            one frame a row: READ_REPLY, header, trailer; payload
-MAP                   nothing                                  MapReply, with the segment's descriptor
-LIST                  ListQuery                                ListReply
-DESCRIBE              FREE_ROW rows                            DescribeReply
 ====================  =======================================  ==============================================
 """
 
@@ -92,19 +87,6 @@ SLOT_ROW: Final = np.dtype(
     ]
 )
 assert SLOT_ROW.itemsize == 48
-WRITE_HEAD: Final = struct.Struct("<16s16sQQIIIIHHHH")
-"""Digests of index and key, generation, offset, size, part offset and length, chunk, depth, tenant, flags, key size."""
-
-WRITE_REPLY: Final = struct.Struct("<HHI")
-"""NodeStatus, 1 when the object is whole and sealed, reserved."""
-
-READ_ROW: Final = np.dtype([("generation", "<u8"), ("offset", "<u8"), ("start", "<u4"), ("length", "<u4")])
-"""``start`` and ``length`` in bytes of payload, chunk-aligned but for the object's end."""
-assert READ_ROW.itemsize == 24
-
-READ_REPLY: Final = struct.Struct("<HHI")
-"""NodeStatus, reserved, trailer bytes that follow the 64-byte header (the whole trailer)."""
-
 BEAT_REPLY: Final = struct.Struct("<IIQ")
 """Term, 1 when the master no longer knows this mount, the FREE_HEAD floor."""
 
@@ -128,15 +110,6 @@ class RemoveStatus(IntEnum):
     ABSENT = 0
     REMOVED = 1
     HIDDEN = 2  # no lookup names it; its store has not confirmed yet that the slot is cleared
-
-
-class NodeStatus(IntEnum):
-    """What a node says to one write or read."""
-
-    OK = 0
-    STALE = 1  # no such generation at that offset
-    REFUSED = 2  # bounds, or a shape that does not fit the slot
-    GONE = 3  # the slot was given to somebody else while the payload came in
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,6 +137,7 @@ class Mounted(msgspec.Struct, frozen=True, kw_only=True):
     store_id: int
     term: int
     announce: bool  # the master does not know what the store holds: send the slot table
+    floor: int  # as FREE_HEAD; to be raised before the first slot is announced
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,39 +156,3 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     reason: str  # Reason
     stores: int  # that this client knows
     stores_down: int  # … and whose breaker is open
-
-
-class MapReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The segment whose descriptor comes with this frame."""
-
-    incarnation: int
-    segment_bytes: int
-
-
-class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of one store, by prefix."""
-
-    prefix: str
-    limit: int
-    cursor: int  # 0 to begin; then what the last page said
-
-
-class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One key of one store."""
-
-    key: str
-    size_bytes: int
-    generation: int
-    depth: int
-
-
-class ListReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of keys, in the order in which they lie; ``cursor`` is -1 at the end."""
-
-    rows: list[KeyRow]
-    cursor: int
-
-
-def encode(body: msgspec.Struct) -> bytes:
-    """A msgpack body."""
-    return msgspec.msgpack.encode(body)

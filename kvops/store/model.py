@@ -18,7 +18,6 @@ Generation = NewType("Generation", int)
 """An allocation's age, unique in a group for ever: master term in the high 24 bits, sequence in the low 40."""
 
 GENERATION_SEQUENCE_BITS: Final = 40
-DIGEST_BYTES: Final = 16
 
 LOCATION: Final = np.dtype(
     [

@@ -16,8 +16,10 @@ from typing import Final
 
 import uvloop
 
-from kvops.errors import KvopsError, Refused, WireError
+from kvops import collector
+from kvops.errors import KvopsError, Refused, Unreachable, WireError
 from kvops.files import read_secret
+from kvops.limits import CONNECTIONS_MAX
 from kvops.log import configure, log
 from kvops.metrics import Reading, expose, serve_http
 from kvops.net import wire
@@ -28,11 +30,11 @@ from kvops.net.wire import Frame, Kind
 from kvops.notify import notify, notify_ready
 from kvops.store import messages as m
 from kvops.store.config import StoreConfig
-from kvops.store.limits import CONNECTIONS_MAX
 from kvops.store.listen import boot_id, listen_tcp, listen_unix
 from kvops.store.node_core import NodeCore, Write
 from kvops.store.segment import Segment
 from kvops.store.session import SLOTS_PER_FRAME, Session
+from kvops.transfer import messages as tm
 
 TICK_S: Final = 0.05
 ON_LOOP_TIMEOUT_S: Final = 2.0
@@ -91,15 +93,17 @@ class _Peer(WirePeer):
     def _map(self, frame: Frame) -> None:
         """Send the segment's descriptor; the frame is small and nothing is queued before it."""
         node = self._node
-        body = m.encode(m.MapReply(incarnation=node.core.incarnation, segment_bytes=node.segment.size_bytes))
-        data = wire.pack(wire.reply(Kind.MAP), body, frame.request)
+        body = wire.encode(
+            tm.MapReply(incarnation=node.core.incarnation, segment_bytes=node.segment.size_bytes)
+        )
+        answer = wire.pack(wire.reply(Kind.MAP), body, frame.request)
         raw = self.transport.get_extra_info("socket")
         if raw.family != socket.AF_UNIX:
             raise Refused("a segment can be mapped on its own host only", fix="read by tcp")
         with socket.socket(fileno=os.dup(raw.fileno())) as sock:
             sock.setblocking(False)
             try:
-                socket.send_fds(sock, [data], [node.segment.fd])
+                socket.send_fds(sock, [answer], [node.segment.fd])
             except OSError:
                 self.transport.abort()  # it does not read: it can ask again
 
@@ -142,6 +146,7 @@ class Node:
         session.start()
         workers = self.segment.populate(on_failure=self._no_memory)
         ticks = loop.create_task(self._tick())
+        collector.settle()
         await self._stop.wait()
         notify("STOPPING=1")
         log.info("store.stopping")
@@ -260,7 +265,10 @@ class Node:
                 future.set_exception(error)
 
         self._loop.call_soon_threadsafe(answer)
-        return future.result(ON_LOOP_TIMEOUT_S)
+        try:
+            return future.result(ON_LOOP_TIMEOUT_S)
+        except TimeoutError:
+            raise Unreachable(f"the data loop stood still for {ON_LOOP_TIMEOUT_S} s", fix="") from None
 
     def mount(self) -> m.Mount:
         """What is offered to the master now."""

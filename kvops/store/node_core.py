@@ -14,12 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvops.errors import WireError
-from kvops.net.auth import decode
+from kvops.limits import KEYS_PER_BATCH_MAX
+from kvops.net import wire
+from kvops.net.wire import decode
 from kvops.store import messages as m
-from kvops.store.layout import HEADER_BYTES, MAGIC_CLEARED, chunk_count, chunk_span, trailer_bytes
-from kvops.store.limits import KEYS_PER_BATCH_MAX
-from kvops.store.messages import NodeStatus
 from kvops.store.slots import Cleared, OpenStatus, Slot, SlotState, SlotTable
+from kvops.transfer import messages as tm
+from kvops.transfer.layout import HEADER_BYTES, MAGIC_CLEARED, chunk_count, chunk_span, trailer_bytes
+from kvops.transfer.messages import NodeStatus
 from kvops.transfer.model import READ_SLICES_PER_FRAME_MAX
 
 _STATUS = {
@@ -86,7 +88,7 @@ class NodeCore:
             WireError: The body contradicts itself.
         """
         try:
-            fields = m.WRITE_HEAD.unpack_from(body)
+            fields = tm.WRITE_HEAD.unpack_from(body)
         except struct.error as error:
             raise WireError("a write is shorter than its head", fix="") from error
         (
@@ -103,8 +105,12 @@ class NodeCore:
             flags,
             key_bytes,
         ) = fields
-        digests_at = m.WRITE_HEAD.size + key_bytes
-        if length != payload_bytes or not chunk or len(body) != digests_at + 8 * chunk_count(length, chunk):
+        digests_at = tm.WRITE_HEAD.size + key_bytes
+        if (
+            not length == payload_bytes > 0
+            or not chunk
+            or len(body) != digests_at + 8 * chunk_count(length, chunk)
+        ):
             raise WireError("a write's lengths contradict each other", fix="")
         opened = self._slots.open(
             offset=offset,
@@ -113,7 +119,7 @@ class NodeCore:
             generation=generation,
             digest=digest,
             key_digest=key_digest,
-            key=body[m.WRITE_HEAD.size : digests_at],
+            key=body[tm.WRITE_HEAD.size : digests_at],
             depth=depth,
             tenant=tenant,
             flags=flags,
@@ -143,15 +149,15 @@ class NodeCore:
         """The payload has come in: a WRITE_REPLY body. A whole object is sealed, its header written last."""
         slot = write.slot
         if slot is None:
-            return m.WRITE_REPLY.pack(write.status, write.sealed, 0)
+            return tm.WRITE_REPLY.pack(write.status, write.sealed, 0)
         self._leave(write)
         if slot.state is not SlotState.OPEN:
-            return m.WRITE_REPLY.pack(NodeStatus.GONE, 0, 0)
+            return tm.WRITE_REPLY.pack(NodeStatus.GONE, 0, 0)
         self.written_bytes_total += write.length
         whole = self._slots.write_done(slot, write.start, write.length, write.digests)
         if whole:
             self._seal(slot)
-        return m.WRITE_REPLY.pack(NodeStatus.OK, whole, 0)
+        return tm.WRITE_REPLY.pack(NodeStatus.OK, whole, 0)
 
     def write_lost(self, write: Write) -> None:
         """The writer's connection ended in the middle."""
@@ -207,10 +213,10 @@ class NodeCore:
         Raises:
             WireError: Not whole rows, or too many.
         """
-        size = m.READ_ROW.itemsize
+        size = tm.READ_ROW.itemsize
         if len(body) % size or len(body) > size * READ_SLICES_PER_FRAME_MAX:
             raise WireError(f"a read of {len(body)} B", fix=f"at most {READ_SLICES_PER_FRAME_MAX} rows")
-        return [self._read_one(*row) for row in np.frombuffer(body, m.READ_ROW).tolist()]
+        return [self._read_one(*row) for row in np.frombuffer(body, tm.READ_ROW).tolist()]
 
     def _read_one(
         self, generation: int, offset: int, start: int, length: int
@@ -218,17 +224,17 @@ class NodeCore:
         slot = self._slots.find(offset, generation)
         if slot is None:
             self.stale_total += 1
-            return m.READ_REPLY.pack(NodeStatus.STALE, 0, 0), None
+            return tm.READ_REPLY.pack(NodeStatus.STALE, 0, 0), None
         if not length or start + length > slot.size:
-            return m.READ_REPLY.pack(NodeStatus.REFUSED, 0, 0), None
+            return tm.READ_REPLY.pack(NodeStatus.REFUSED, 0, 0), None
         if chunk_span(start, length, size=slot.size, chunk=slot.chunk) != (start, start + length):
-            return m.READ_REPLY.pack(NodeStatus.REFUSED, 0, 0), None
+            return tm.READ_REPLY.pack(NodeStatus.REFUSED, 0, 0), None
         payload_at = offset + HEADER_BYTES
         trailer_at = payload_at + slot.size
         trailer_size = trailer_bytes(slot.size, slot.chunk)
         head = b"".join(
             (
-                m.READ_REPLY.pack(NodeStatus.OK, 0, trailer_size),
+                tm.READ_REPLY.pack(NodeStatus.OK, 0, trailer_size),
                 self._memory[offset:payload_at],
                 self._memory[trailer_at : trailer_at + trailer_size],
             )
@@ -253,12 +259,27 @@ class NodeCore:
         Raises:
             WireError: Not a ListQuery, or an unreasonable one.
         """
-        query = decode(body, m.ListQuery)
+        query = decode(body, tm.ListQuery)
         if not 0 < query.limit <= KEYS_PER_BATCH_MAX or query.cursor < 0:
             raise WireError(f"a page of {query.limit} keys", fix=f"ask for 1 to {KEYS_PER_BATCH_MAX}")
         page, cursor = self._slots.list_keys(query.prefix.encode(), query.limit, query.cursor)
         rows = [
-            m.KeyRow(key=s.key.decode(), size_bytes=s.size, generation=s.generation, depth=s.depth)
+            tm.KeyRow(
+                key=s.key.decode("utf-8", "backslashreplace"),
+                size_bytes=s.size,
+                generation=s.generation,
+                depth=s.depth,
+            )
             for s in page
         ]
-        return m.encode(m.ListReply(rows=rows, cursor=cursor))
+        return wire.encode(tm.ListReply(rows=rows, cursor=cursor))
+
+    def check(self) -> None:
+        """Assert what must hold between slots, and between them and memory; for tests: walks everything."""
+        self._slots.check()
+        for generation, writes in self._writes.items():
+            assert writes, "a generation without writes is forgotten"
+            for write in writes:
+                assert write.slot is not None
+                assert write.slot.generation == generation
+                assert (write.target is None) == (write.slot.state is SlotState.GONE)

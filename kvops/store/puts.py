@@ -69,9 +69,12 @@ class PutTable:
                 if not held:
                     del self._by_writer[writer]
 
-    def of_writer(self, writer: int) -> list[Put]:
-        """Every put a connection writes."""
-        return list(self._by_writer.get(writer, ()))
+    def leave(self, writer: int) -> list[Put]:
+        """A connection ended; the puts that have no writer left."""
+        puts = self._by_writer.pop(writer, set())
+        for put in puts:
+            put.writers = tuple(other for other in put.writers if other != writer)
+        return [put for put in puts if not put.writers]
 
     def _alive(self, put: Put) -> bool:
         return self._by_digest.get(put.digest) is put

@@ -6,8 +6,6 @@ It is populated in parallel, chunk by chunk from the front; only what is populat
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import fcntl
 import mmap
 import os
@@ -16,14 +14,11 @@ from collections.abc import Callable
 from typing import Final
 
 from kvops.errors import Refused
+from kvops.store.pages import address_of, populate
 
 POPULATE_BYTES: Final = 64 << 20  # one call of the kernel; the node can serve after the first
 THREADS_MAX: Final = 16
 F_SEAL_FUTURE_WRITE: Final = 0x10  # fcntl.h; missing from Python's fcntl before 3.13
-MADV_POPULATE_WRITE: Final = 23  # mman.h, Linux 5.14
-
-_libc: Final = ctypes.CDLL(None, use_errno=True)  # a call through it releases the GIL; mmap.madvise does not
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Segment:
@@ -50,7 +45,7 @@ class Segment:
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
         self.memory = memoryview(self._map)
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._address = address_of(self._map)
         self._lock = threading.Lock()
         self._next = 0
         self._done: set[int] = set()
@@ -96,15 +91,15 @@ class Segment:
 
     def _take(self, start: int) -> None:
         length = min(POPULATE_BYTES, self.size_bytes - start)
-        if _libc.madvise(self._address + start, length, MADV_POPULATE_WRITE):
-            code = ctypes.get_errno()
-            if code != errno.EINVAL:
-                raise Refused(
-                    f"the kernel gave {self.populated_bytes} B of a segment of {self.size_bytes} B:"
-                    f" {os.strerror(code)}",
-                    fix="lower --segment-size, or raise the memory limit of its cgroup",
-                )
-            for page in range(start, start + length, mmap.PAGESIZE):  # before Linux 5.14
+        try:
+            populated = populate(self._address + start, length)
+        except OSError as error:
+            raise Refused(
+                f"the kernel gave {self.populated_bytes} B of a segment of {self.size_bytes} B: {error.strerror}",
+                fix="lower --segment-size, or raise the memory limit of its cgroup",
+            ) from error
+        if not populated:
+            for page in range(start, start + length, mmap.PAGESIZE):
                 self.memory[page] = 0
         with self._lock:
             self._done.add(start)

@@ -21,7 +21,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from kvops.store.layout import (
+from kvops.limits import (
+    ALIGN_BYTES,
+    DEPTH_MAX,
+    DIGEST_BYTES,
+    KEY_BYTES_MAX,
+    OBJECT_BYTES_MAX,
+    PART_CHUNK_BYTES,
+)
+from kvops.store.messages import SLOT_ROW
+from kvops.transfer.layout import (
     CHUNK_BYTES_MAX,
     CHUNK_DIGEST_BYTES,
     HEADER_BYTES,
@@ -30,9 +39,6 @@ from kvops.store.layout import (
     footprint_bytes,
     trailer_digest,
 )
-from kvops.store.limits import ALIGN_BYTES, DEPTH_MAX, KEY_BYTES_MAX, OBJECT_BYTES_MAX, PART_CHUNK_BYTES
-from kvops.store.messages import SLOT_ROW
-from kvops.store.model import DIGEST_BYTES
 
 SLOT_ROW_BYTES: Final = 48
 _ROW: Final = struct.Struct("<16sQQIIHHI")

@@ -44,7 +44,7 @@ class Snapshot:
         self, slots: np.ndarray[tuple[int], np.dtype[np.int64]]
     ) -> np.ndarray[tuple[int], np.dtype[np.void]]:
         index = self._core.index
-        places = self._core.further_places(slots)
+        places = self._core.objects.further_places(slots)
         rows = np.empty(len(slots) + len(places), COMPLETE_ROW)
         every = np.concatenate([slots, np.array([slot for slot, _, _ in places], np.int64)])
         rows["digest"] = index.digests(every)

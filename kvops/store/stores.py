@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvops.errors import Refused
+from kvops.limits import STORE_COUNT_MAX
 from kvops.store.allocator import Allocator
-from kvops.store.limits import STORE_COUNT_MAX
 from kvops.store.messages import Mount
 from kvops.store.model import Generation, StoreId, StoreInfo, StoreState
 
@@ -43,7 +43,10 @@ class Store:
     releasing: dict[Generation, Release] = field(default_factory=dict)
     releasing_bytes: int = 0  # of them, and of cleared memory that is still leased
     unsent: list[tuple[Generation, int]] = field(default_factory=list)  # rows of the next FREE frame
-    announced: NDArray[np.bool_] | None = None  # by index slot, while ANNOUNCING
+    announcing: bool = False  # its slot table has not been read to the end
+    announced: NDArray[np.bool_] | None = None  # by index slot, until what it does not hold has been swept
+    doomed: dict[Generation, int] = field(default_factory=dict)  # dropped before it was announced → lease end
+    closed_until_ms: int = 0  # nothing is allocated there before
     objects: int = 0
     reports: dict[str, int] = field(
         default_factory=dict
@@ -90,7 +93,6 @@ class StoreTable:
     def __init__(self, hide: Callable[[int, bool], None]) -> None:
         self.epoch = 1
         self._hide = hide
-        self.serving: NDArray[np.bool_] = np.zeros(STORE_COUNT_MAX + 1, np.bool_)
         self.allocators: dict[StoreId, Allocator] = {}
         self._by_id: dict[StoreId, Store] = {}
         self._last_id = 0
@@ -128,10 +130,7 @@ class StoreTable:
         return store
 
     def _show(self, store: Store) -> None:
-        serving = store.state in SERVING
-        if self.serving[store.id] != serving or not serving:
-            self._hide(store.id, not serving)
-        self.serving[store.id] = serving
+        self._hide(store.id, store.state not in SERVING)
         self.epoch += 1
 
     def _free_id(self) -> int:
@@ -202,9 +201,31 @@ class StoreTable:
         return sum(store.populated_bytes for store in self._by_id.values() if store.state in SERVING)
 
     def free_bytes(self) -> int:
-        """Memory that can be allocated now."""
-        return sum(s.allocator.free_bytes for s in self._by_id.values() if s.state is StoreState.READY)
+        """Memory that can be allocated, now or when its store is READY."""
+        return sum(s.allocator.free_bytes for s in self._by_id.values() if s.state in SERVING)
 
     def releasing_bytes(self) -> int:
         """Memory on its way back."""
-        return sum(s.releasing_bytes for s in self._by_id.values() if s.state is StoreState.READY)
+        return sum(s.releasing_bytes for s in self._by_id.values() if s.state in SERVING)
+
+    def check(self, held: dict[int, list[tuple[int, int]]], objects: dict[int, int]) -> None:
+        """
+        Assert that every byte of every store is free, held or on its way back, and nothing twice; for tests.
+
+        Args:
+            held: Offset and footprint of whatever is readable or being written, by store id.
+            objects: How many of those are readable.
+        """
+        for store in self._by_id.values():
+            if store.state is StoreState.GONE:
+                continue
+            leased = [(at, size) for _, store_id, at, size in self._matured if store_id == store.id]
+            back = leased + [(release.offset, release.footprint) for release in store.releasing.values()]
+            assert sum(size for _, size in back) == store.releasing_bytes
+            assert store.objects == objects[store.id]
+            store.allocator.check()
+            at = 0
+            for offset, size in sorted([*store.allocator.blocks(), *held[store.id], *back]):
+                assert offset == at, "no byte has two owners, none has no owner"
+                at += size
+            assert at == store.populated_bytes

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvops.errors import KvopsError
+from kvops.net.link import LinkState
 from kvops.transfer.model import Job, SliceState
 
 LOOK_S: Final = 0.1  # between two looks at the lease
@@ -24,30 +25,40 @@ class Until:
         return self.deadline - now
 
 
-class Leased(Until):
-    """A deadline that a lease cuts short unless it is renewed in time."""
+class Lease:
+    """How long memory may be read, on ``time.monotonic``: strictly less than its owner keeps it."""
 
-    def __init__(self, deadline: float, lease_end: float, renew: Callable[[float], float]) -> None:
+    def __init__(self, end: float, renew: Callable[[float], float | None]) -> None:
         """
         Args:
-            deadline: Of the caller.
-            lease_end: Of the lease at hand.
-            renew: Asks for a longer one until a given time; returns the end of what was got, or the old one.
+            end: Of what was granted.
+            renew: Asks for more, until a given time; returns the new end, or None when nothing was granted.
         """
-        super().__init__(deadline)
-        self._lease_end = lease_end
+        self.end = end
         self._renew = renew
+
+    def renew(self, by: float) -> None:
+        """Ask for more, waiting until ``by`` at most."""
+        self.end = self._renew(by) or self.end
+
+
+class Leased(Until):
+    """A deadline that a lease cuts short, unless it is renewed at half time."""
+
+    def __init__(self, deadline: float, lease: Lease) -> None:
+        super().__init__(deadline)
+        self._lease = lease
         self._renew_at = self._half(time.monotonic())
 
     def _half(self, now: float) -> float:
-        return now + (self._lease_end - now) / 2
+        return now + (self._lease.end - now) / 2
 
     def left(self, now: float) -> float:
-        """Seconds that are left; renews at half time."""
-        if now >= self._renew_at and self._lease_end < self.deadline:
-            self._lease_end = self._renew(self._half(now))
+        """Seconds that are left."""
+        if now >= self._renew_at and self._lease.end < self.deadline:
+            self._lease.renew(self._half(now))
             self._renew_at = self._half(now)
-        return min(self.deadline, self._lease_end) - now
+        return min(self.deadline, self._lease.end) - now
 
 
 def drive(jobs: Sequence[Job], until: Until) -> None:
@@ -70,7 +81,7 @@ def drive(jobs: Sequence[Job], until: Until) -> None:
             for job, _ in active.values():
                 job.abandon(SliceState.LATE)
             return
-        for fd, events in poll.poll(min(left, LOOK_S) * 1_000 + 0.999):
+        for fd, events in poll.poll(min(left, LOOK_S) * 1_000):
             job, wanted = active[fd]
             if not _run(job, events):
                 poll.unregister(fd)
@@ -85,5 +96,7 @@ def _run(job: Job, events: int) -> bool:
     try:
         job.advance(events)
     except KvopsError:
+        job.abandon(SliceState.FAILED)
+    if not job.done and job.link.state is LinkState.CLOSED:  # by whoever used it before us
         job.abandon(SliceState.FAILED)
     return not job.done

@@ -43,7 +43,7 @@ class ReadSlice:
 class WriteSlice:
     """A chunk-aligned range of one object, on its way into a segment."""
 
-    index: int
+    store: int  # id
     digest: bytes
     key_digest: bytes
     key: bytes

@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterable
 
 from kvops.errors import Unreachable, WireError
+from kvops.limits import COPY_BYTES_MAX
 from kvops.net import wire
-from kvops.net.auth import decode
 from kvops.net.link import Link
-from kvops.net.wire import Frame, Kind
-from kvops.store.layout import (
+from kvops.net.wire import Frame, Kind, decode
+from kvops.transfer.engine import Until
+from kvops.transfer.layout import (
     HEADER_BYTES,
     ObjectHeader,
     copy_verified,
@@ -22,9 +23,7 @@ from kvops.store.layout import (
     verify_header,
     verify_trailer,
 )
-from kvops.store.limits import COPY_BYTES_MAX
-from kvops.store.messages import MapReply
-from kvops.transfer.engine import Until
+from kvops.transfer.messages import MapReply
 from kvops.transfer.model import ReadSlice, SliceState
 
 

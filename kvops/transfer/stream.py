@@ -13,7 +13,7 @@ from kvops.errors import WireError
 from kvops.net import wire
 from kvops.net.link import Link, LinkState
 from kvops.net.wire import Frame, Kind
-from kvops.store.layout import (
+from kvops.transfer.layout import (
     HEADER_BYTES,
     ObjectHeader,
     chunk_digests,
@@ -21,7 +21,7 @@ from kvops.store.layout import (
     verify_header,
     verify_trailer,
 )
-from kvops.store.messages import READ_REPLY, READ_ROW, WRITE_HEAD, WRITE_REPLY, NodeStatus
+from kvops.transfer.messages import READ_REPLY, READ_ROW, WRITE_HEAD, WRITE_REPLY, NodeStatus
 from kvops.transfer.model import READ_SLICES_PER_FRAME_MAX, ReadSlice, SliceState, WriteSlice
 
 _STATES = {

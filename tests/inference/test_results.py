@@ -86,6 +86,16 @@ def test_blocked_and_slow_requests_are_told_apart() -> None:
     assert (hit.after.blocked, hit.after.slow, hit.after.requests) == (2, 1, 1)
 
 
+def test_a_request_under_way_belongs_to_after_the_fault() -> None:
+    """Sent before and answered after: the fault could touch it, so "before" stays what it was without a fault."""
+    result = result_of([1.0, 1.0, 0.2, 0.2], fault_at=3)
+    result.rows["done_s"][2] = 3.1
+    hit = impact(result)
+
+    assert hit is not None
+    assert (hit.before.requests, hit.before.served_share) == (2, 1.0)
+
+
 def test_losses_come_largest_first_and_add_up() -> None:
     """Each lost token has one reason; the sum is what was recomputed."""
     result = result_of([0.5, 0.9, 1.0])

@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
+from kvops.limits import KIB, MIB
 from kvops.store.allocator import REGION_BITS, SIZES_EXACT_MAX, Allocator
-from kvops.store.layout import footprint_bytes
-from kvops.store.limits import KIB, MIB
+from kvops.transfer.layout import footprint_bytes
 
 G = 64  # a granule
 REGION = 1 << REGION_BITS

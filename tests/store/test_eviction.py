@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from kvops.limits import LEASE_TTL_MS
 from kvops.store.eviction import Evictor
 from kvops.store.index import ObjectIndex
-from kvops.store.limits import LEASE_TTL_MS
 from kvops.store.model import LOCATION, ObjectFlag, Slots
 
 NOW = 100_000

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvops.errors import NoSpace, UsageError
+from kvops.limits import LEASE_TTL_MS
 from kvops.store.index import BUCKETS_MIN, FILL_MAX, ObjectIndex
 from kvops.store.lease import LeaseTable
-from kvops.store.limits import LEASE_TTL_MS
 from kvops.store.model import LOCATION, Digests, Locations
 
 ROW = LOCATION.itemsize

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvops.errors import UsageError
+from kvops.limits import KEY_BYTES_MAX
 from kvops.store import keys
-from kvops.store.limits import KEY_BYTES_MAX
 
 OURS = keys.namespace_digest(model="m", revision="1", dtype="bfloat16", page_tokens=64)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

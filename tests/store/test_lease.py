@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvops.limits import LEASE_TTL_MS
 from kvops.store.lease import AGE_MS_MAX, LeaseTable
-from kvops.store.limits import LEASE_TTL_MS
 
 WRAP = 1 << 32
 

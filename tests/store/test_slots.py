@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvops.store import slots
-from kvops.store.layout import ObjectHeader, chunk_digests, footprint_bytes, verify_trailer
 from kvops.store.slots import REGION_BITS, SLOT_ROW, Cleared, OpenStatus, Seal, Slot, SlotState, SlotTable
+from kvops.transfer.layout import ObjectHeader, chunk_digests, footprint_bytes, verify_trailer
 
 CHUNK = 64
 GENERATIONS = range(1, 9)  # few: they must meet

@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvops.errors import ParseError
-from kvops.store import layout
-from kvops.store.layout import Mismatch, ObjectHeader
-from kvops.store.limits import CHUNK_BYTES, OBJECT_BYTES_MAX
+from kvops.limits import CHUNK_BYTES, OBJECT_BYTES_MAX
+from kvops.transfer import layout
+from kvops.transfer.layout import Mismatch, ObjectHeader
 
 KEY = bytes(range(16))
 CHUNK = 64

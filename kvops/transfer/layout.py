@@ -35,8 +35,14 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from kvops.errors import ParseError
-from kvops.store.limits import ALIGN_BYTES, CHUNK_BYTES, COPY_BYTES_MAX, OBJECT_BYTES_MAX, PART_CHUNK_BYTES
-from kvops.store.model import DIGEST_BYTES
+from kvops.limits import (
+    ALIGN_BYTES,
+    CHUNK_BYTES,
+    COPY_BYTES_MAX,
+    DIGEST_BYTES,
+    OBJECT_BYTES_MAX,
+    PART_CHUNK_BYTES,
+)
 
 MAGIC: Final = b"KVOB"
 MAGIC_CLEARED: Final = bytes(4)

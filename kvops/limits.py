@@ -29,6 +29,7 @@ CONNECTIONS_MAX: Final = 4_096  # at one master or store
 KEY_BYTES_MAX: Final = 1_024  # UTF-8 of one key
 
 # Sizes, in bytes.
+DIGEST_BYTES: Final = 16  # of a key
 OBJECT_BYTES_MAX: Final = GIB
 # One digest of the trailer covers this much payload. xxhash drops the GIL above 64 KiB, then waits for it behind
 # other threads: beside one busy thread 128 KiB chunks are hashed at 0.09 GB/s, 64 KiB at 9.4, alone both at 9–13.

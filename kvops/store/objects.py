@@ -1,0 +1,199 @@
+"""
+The readable objects: the index, and what only a few of them have beside it, further replicas and an expiry.
+
+A replica of an object lies at a *place*, a store and an offset; the first one stands in the index, the others
+here. All replicas of an object have one generation. While no object is replicated or expires, a lookup is the
+index's alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvops.limits import LEASE_TTL_MS
+from kvops.store import messages as m
+from kvops.store.index import ObjectIndex
+from kvops.store.lease import MS32_MASK
+from kvops.store.model import LOCATION, Digests, Generation, Locations, ObjectFlag, Slots, StoreId
+
+SPECIAL: Final = ObjectFlag.HAS_TTL | ObjectFlag.REPLICATED
+"""Flags of objects of which the index does not know everything."""
+
+Place = tuple[StoreId, int]
+"""Store and offset of one replica."""
+
+
+class Objects:
+    """
+    Every COMPLETE object by key digest.
+
+    Args:
+        objects_max: How many there can be.
+    """
+
+    def __init__(self, *, objects_max: int) -> None:
+        self.index = ObjectIndex(objects_max=objects_max)
+        self._hidden = self.index.hidden
+        self._further: dict[int, list[Place]] = {}  # by slot: places beyond the first
+        self._expires: dict[int, int] = {}  # by slot, in ms
+        self._expiry: list[tuple[int, int, Generation]] = []  # heap: when, slot, generation
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    # Looking.
+
+    def exists(self, digests: bytes, *, now_ms: int) -> bytes:
+        """One byte a key: whether it is readable. Touches nothing."""
+        if not (self._expires or self._further):
+            return self.index.exists(digests)
+        return self.readable(self.find(digests), now_ms=now_ms).astype(np.uint8).tobytes()
+
+    def lookup(self, digests: bytes, *, now_ms: int) -> tuple[bytes, bytes]:
+        """Where each key lies, with a lease on every hit: LOCATION rows, and EXTRA rows of further replicas."""
+        rows = self.index.lookup(digests, now_ms32=now_ms & MS32_MASK)
+        if self._expires or self._further:
+            return self._lookup_special(digests, rows, now_ms=now_ms)
+        return rows, b""
+
+    def _lookup_special(self, digests: bytes, rows: bytes, *, now_ms: int) -> tuple[bytes, bytes]:
+        """Another replica for one on a hidden store, a miss for an expired object."""
+        locations = np.frombuffer(rows, LOCATION).copy()
+        extras: list[tuple[int, int, tuple[int, int, int, int, int]]] = []
+        slots = self.find(digests)
+        for row in np.flatnonzero(self.index.location["flags"][slots] & SPECIAL).tolist():
+            slot = int(slots[row])
+            places = self.readable_places(slot, now_ms=now_ms)
+            if not places:
+                locations[row] = 0
+                continue
+            self.index.touched_ms[slot] = now_ms & MS32_MASK
+            generation, _, size, _, flags = self.index.location[slot].tolist()
+            locations[row] = (generation, places[0][1], size, places[0][0], flags)
+            extras += [(row, 0, (generation, offset, size, store, flags)) for store, offset in places[1:]]
+        return locations.tobytes(), np.array(extras, m.EXTRA).tobytes()
+
+    def touch(self, digests: bytes, *, now_ms: int) -> None:
+        """Renew leases and recency."""
+        slots = self.find(digests)
+        self.index.touched_ms[slots[slots != 0]] = now_ms & MS32_MASK
+
+    def stat(self, digests: bytes, *, now_ms: int) -> bytes:
+        """STAT_ROW rows: all that is known of each key. Touches nothing."""
+        slots = self.find(digests)
+        rows = np.zeros(len(slots), m.STAT_ROW)
+        for row, slot in zip(rows, slots.tolist(), strict=True):
+            places = self.readable_places(slot, now_ms=now_ms)
+            if not places:
+                continue
+            row["location"] = self.index.location[slot]
+            row["location"]["store"], row["location"]["offset"] = places[0]
+            row["age_ms"] = (now_ms - int(self.index.touched_ms[slot])) & MS32_MASK
+            row["depth"] = self.index.depth[slot]
+            row["tenant"] = self.index.tenant[slot]
+            row["ttl_left_ms"] = min(max(self._expires.get(slot, now_ms) - now_ms, 0), MS32_MASK)
+            row["replicas"] = len(places)
+        return rows.tobytes()
+
+    def find(self, digests: bytes) -> Slots:
+        """Slots of the keys, readable or not; 0 where absent."""
+        return self.index.find(np.frombuffer(digests, np.uint64).reshape(-1, 2))
+
+    def places(self, slot: int) -> list[Place]:
+        """Where every replica of an object lies."""
+        row = self.index.location[slot]
+        return [(StoreId(int(row["store"])), int(row["offset"])), *self._further.get(slot, ())]
+
+    def readable_places(self, slot: int, *, now_ms: int) -> list[Place]:
+        """Those on stores that are not hidden; none once it has expired."""
+        if slot == 0 or self._expires.get(slot, now_ms + 1) <= now_ms:
+            return []
+        return [place for place in self.places(slot) if not self._hidden[place[0]]]
+
+    def readable(self, slots: Slots, *, now_ms: int) -> NDArray[np.bool_]:
+        """Which of these slots (0: none) hold an object that may be read."""
+        readable: NDArray[np.bool_] = ~self._hidden[self.index.location["store"][slots]] & (slots != 0)
+        if self._further or self._expires:
+            special = self.index.location["flags"][slots] & SPECIAL
+            for at in np.flatnonzero(special).tolist():
+                readable[at] = bool(self.readable_places(int(slots[at]), now_ms=now_ms))
+        return readable
+
+    def further_places(self, slots: Slots) -> list[tuple[int, StoreId, int]]:
+        """Slot, store and offset of every replica beyond the first."""
+        if not self._further:
+            return []
+        return [(slot, *place) for slot in slots.tolist() for place in self._further.get(slot, ())]
+
+    def may_lie_on(self, store: StoreId, slots: Slots) -> NDArray[np.bool_]:
+        """Which of these slots may have a replica there; those that have one are among them."""
+        may: NDArray[np.bool_] = self.index.location["store"][slots] == store
+        if self._further:
+            may |= (self.index.location["flags"][slots] & ObjectFlag.REPLICATED) != 0
+        return may
+
+    # Changing.
+
+    def insert(
+        self,
+        digests: Digests,
+        locations: Locations,
+        depths: NDArray[np.uint16],
+        tenants: NDArray[np.uint16],
+        *,
+        now_ms: int,
+    ) -> Slots:
+        """Make objects readable: keys that are absent and distinct. Recency is now, but no lease is granted."""
+        touched_ms = (now_ms - LEASE_TTL_MS) & MS32_MASK
+        return self.index.insert(digests, locations, depths, tenants, touched_ms=touched_ms)
+
+    def add_place(self, slot: int, place: Place) -> None:
+        """Another replica of an object, or one that is known."""
+        if place not in self.places(slot):
+            self._further.setdefault(slot, []).append(place)
+            self.index.location["flags"][slot] |= ObjectFlag.REPLICATED
+
+    def drop_places(self, slot: int, store: StoreId) -> bool:
+        """A store's replica is gone; False when it was the last one, and the object has to be forgotten."""
+        left = [place for place in self.places(slot) if place[0] != store]
+        if not left:
+            return False
+        self.index.location["store"][slot], self.index.location["offset"][slot] = left[0]
+        if left[1:]:
+            self._further[slot] = left[1:]
+        else:
+            self._further.pop(slot, None)
+            self.index.location["flags"][slot] &= ~np.uint16(ObjectFlag.REPLICATED)
+        return True
+
+    def expire_at(self, slot: int, when_ms: int) -> None:
+        """Let an object (with the flag HAS_TTL) be readable until then."""
+        generation = Generation(int(self.index.location["generation"][slot]))
+        self._expires[slot] = when_ms
+        heapq.heappush(self._expiry, (when_ms, slot, generation))
+
+    def expired(self, *, now_ms: int, count_max: int) -> list[int]:
+        """Slots of objects whose time is over, each once."""
+        due: list[int] = []
+        while self._expiry and self._expiry[0][0] <= now_ms and len(due) < count_max:
+            _, slot, generation = heapq.heappop(self._expiry)
+            if int(self.index.location["generation"][slot]) == generation:
+                due.append(slot)
+        return due
+
+    def forget(self, slots: Slots) -> list[list[Place]]:
+        """Drop objects; where the replicas of each lay."""
+        locations = self.index.location[slots]
+        places = [
+            [place] for place in zip(locations["store"].tolist(), locations["offset"].tolist(), strict=True)
+        ]
+        for at in np.flatnonzero(locations["flags"] & SPECIAL).tolist():
+            slot = int(slots[at])
+            places[at] += self._further.pop(slot, [])
+            self._expires.pop(slot, None)
+        self.index.remove(slots)
+        return places

@@ -1,0 +1,203 @@
+"""A whole pool of real processes for tests: one master and some stores, started, troubled, healed and reaped."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kvops
+from kvops.errors import KvopsError
+from kvops.files import write_private
+from kvops.notify import Receiver
+from kvops.store.client import Pool
+from kvops.store.model import StoreState
+
+WAIT_S = 15.0
+SEGMENT_BYTES = 32 << 20
+ROOT = Path(__file__).parent.parent
+
+# PR_SET_PDEATHSIG: no daemon outlives the test run, whatever becomes of that.
+SERVE = """
+import ctypes, json, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+import msgspec
+from kvops.store import config, master, node
+role, text = sys.argv[1:]
+serve, kind = (master.serve, config.MasterConfig) if role == "master" else (node.serve, config.StoreConfig)
+sys.exit(serve(msgspec.convert(json.loads(text), kind)))
+"""
+
+
+def until(condition: Callable[[], Any], what: str, *, timeout_s: float = WAIT_S) -> Any:
+    """Wait until a condition holds; its value."""
+    deadline = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"still waiting after {timeout_s} s: {what}"
+        pause.wait(0.01)
+    return value
+
+
+@dataclass(eq=False)
+class Member:
+    """A process of the pool."""
+
+    name: str
+    role: str
+    config: dict[str, Any]
+    process: subprocess.Popen[bytes] | None = None
+    addresses: dict[str, str] = field(default_factory=dict)
+    stopped: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs, or is stopped."""
+        return self.process is not None and self.process.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal; after SIGSTOP and SIGKILL wait until it has taken effect."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        if number is signal.SIGKILL:
+            self.process.wait(WAIT_S)
+        elif number is signal.SIGSTOP:
+            self.stopped = True
+            stat = Path(f"/proc/{self.process.pid}/stat")
+            until(lambda: stat.read_text().rpartition(") ")[2][0] == "T", f"{self.name} stops")
+        elif number is signal.SIGCONT:
+            self.stopped = False
+
+
+class LocalPool:
+    """One master and stores on this machine, each store on a logical host of its own."""
+
+    def __init__(self, *, stores: int = 3) -> None:
+        self.base = Path(tempfile.mkdtemp(prefix="kvops-"))  # short: it holds Unix sockets
+        self.secret_file = self.base / "secret"
+        write_private(self.secret_file, os.urandom(32).hex().encode())
+        common = {"group": "local", "secret_file": str(self.secret_file)}
+        self.master = Member("master-0", "master", common | self._paths("master-0"))
+        self.stores = [
+            Member(
+                f"store-{i}",
+                "store",
+                common
+                | self._paths(f"store-{i}")
+                | {"name": f"store-{i}", "host": f"host-{i}", "segment_size_bytes": SEGMENT_BYTES},
+            )
+            for i in range(stores)
+        ]
+        self._clients: list[Pool] = []
+        try:
+            self.start(self.master)
+            for store in self.stores:
+                store.config["masters"] = [self.master.addresses["listen"]]
+            self.heal()
+        except BaseException:
+            self.close()
+            raise
+
+    def _paths(self, name: str) -> dict[str, str]:
+        return {
+            "state_dir": str(self.base / name),
+            "unix_path": str(self.base / f"{name}.sock"),
+            "log_file": str(self.base / f"{name}.log"),
+        }
+
+    # Its life.
+
+    def start(self, *members: Member) -> None:
+        """Start processes side by side and wait until each says that it is ready."""
+        with Receiver(self.base) as receiver:
+            waiting = {}
+            for member in members:
+                member.process = subprocess.Popen(
+                    [sys.executable, "-c", SERVE, member.role, json.dumps(member.config)],
+                    env={**os.environ, "PYTHONPATH": str(ROOT), "NOTIFY_SOCKET": str(receiver.path)},
+                    stdin=subprocess.DEVNULL,
+                )
+                member.stopped = False
+                waiting[member.process.pid] = member
+            deadline = time.monotonic() + WAIT_S
+            while waiting:
+                for member in waiting.values():
+                    assert member.alive, f"{member.name} ended: {self.log(member)}"
+                assert time.monotonic() < deadline, f"{member.name} is not ready: {self.log(member)}"
+                select.select([receiver], [], [], 0.05)
+                while (notice := receiver.receive()) is not None:
+                    if notice.ready and notice.pid in waiting:
+                        member = waiting.pop(notice.pid)
+                        member.addresses = notice.addresses
+        if self.master in members:  # a restarted master is found where it was
+            self.master.config["listen"] = self.master.addresses["listen"]
+            self.master.config["control"] = self.master.addresses["control"]
+
+    def log(self, member: Member) -> str:
+        """The last lines of a member's log."""
+        try:
+            return "\n".join(Path(member.config["log_file"]).read_text().splitlines()[-5:])
+        except OSError:
+            return "(no log)"
+
+    def heal(self) -> None:
+        """Wake what is stopped, start what has ended, and wait until the master serves every store."""
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+        for member in (self.master, *self.stores):
+            if member.alive and member.stopped:
+                member.send(signal.SIGCONT)
+        if not self.master.alive:
+            self.start(self.master)
+        self.start(*[store for store in self.stores if not store.alive])
+        self.wait_ready(*self.stores)
+
+    def wait_ready(self, *stores: Member) -> None:
+        """Wait until the master serves these stores' processes."""
+        client = self.connect()
+        pids = {store.process.pid for store in stores if store.process is not None}
+
+        def ready() -> bool:
+            try:
+                return pids <= {info.pid for info in client.stores() if info.state is StoreState.READY}
+            except KvopsError:
+                return False
+
+        until(ready, "every store is ready")
+
+    def close(self) -> None:
+        """Kill and reap whatever runs, and remove what it left."""
+        for client in self._clients:
+            client.close()
+        for member in (*self.stores, self.master):
+            if member.process is not None:
+                member.process.kill()
+                member.process.wait(WAIT_S)
+        shutil.rmtree(self.base, ignore_errors=True)
+
+    # Its clients.
+
+    def connect(self, **options: Any) -> Pool:
+        """A client, closed with the next ``heal``."""
+        options = {"host": "host-0", "deadline_ms": 5_000, "secret_file": self.secret_file} | options
+        client = kvops.connect(options.pop("address", self.master.addresses["listen"]), **options)
+        self._clients.append(client)
+        return client
+
+    def store_of(self, client: Pool, key: str) -> Member:
+        """The store that holds a key."""
+        stat = client.stat(key)
+        assert stat is not None, f"{key} is readable"
+        return next(store for store in self.stores if store.name == stat["store"])
