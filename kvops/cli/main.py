@@ -54,6 +54,8 @@ COMMANDS: Final[dict[str, Row]] = {
     "status": Row(_LOOK, "Is the pool healthy, and what is in it?", "status"),
     "events": Row(_LOOK, "What changed: breakers, stores, evictions.", "events"),
     "logs": Row(_LOOK, "What the processes of a local group wrote.", "logs"),
+    "diagnose": Row(_LOOK, "The whole RDMA path of a host, with the cause and the fix.", "diagnose"),
+    "explain": Row(_LOOK, "What a check means, and what an error text points to.", "explain"),
     "object": Row(_USE, "Get, put, list and remove objects.", "object"),
     "replay": Row(_USE, "Replay a request trace through the pool.", "replay"),
     "workload": Row(_USE, "Make or describe request traces.", "workload"),

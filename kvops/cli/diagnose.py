@@ -1,0 +1,527 @@
+"""``kvops diagnose``: the whole RDMA path, on one host or many, with the cause and the fix."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kvops.cli import options
+from kvops.cli.options import DURATION_MS, PATH, Settings
+from kvops.cli.output import Column, Output
+from kvops.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvops.diag.facts import HostFacts
+    from kvops.diag.model import Result
+
+FORMATS: Final = (*options.FORMATS, "junit", "md", "html")
+WINDOW_MS_DEFAULT: Final = 10_000
+HOST_TIMEOUT_S_DEFAULT: Final = 30.0  # of one host, the window not counted
+
+
+class Diagnose(options.Group):
+    """A command with commands below it that does its work when it stands alone."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        callback = kwargs.get("callback")
+        super().__init__(*args, **kwargs)
+        self.callback = callback
+        shared = {param.name for param in options.common_options()}
+        self.params = [param for param in self.params if param.name not in shared]
+        self.params.extend(options.common_options(FORMATS))
+
+
+@click.group("diagnose", cls=Diagnose)
+@click.option(
+    "--from", "source", type=PATH, metavar="DIR|TAR", help="Judge a saved snapshot, or a folder of them."
+)
+@click.option(
+    "--collect", type=PATH, metavar="DIR|TAR", help="Save what is seen (.tar.zst, .tar.gz or a folder)."
+)
+@click.option(
+    "--host", "hosts", multiple=True, metavar="HOST", help="Look at these hosts over SSH: gpu-[001-040]."
+)
+@click.option(
+    "--like", "likes", multiple=True, metavar="HOST", help="Compare with hosts (or snapshots) that work."
+)
+@click.option(
+    "--window", "window_ms", type=DURATION_MS, default=WINDOW_MS_DEFAULT, help="Time between two samples."
+)
+@click.option("--only", multiple=True, metavar="ID", help="Only these checks: ids, families, globs.")
+@click.option("--skip", multiple=True, metavar="ID", help="Not these checks.")
+@click.option(
+    "--pid", "pids", multiple=True, type=click.IntRange(min=1), help="A process to judge (found by itself)."
+)
+@click.option("--profile", "profile_file", type=PATH, metavar="FILE", help="The site's policy (YAML).")
+@click.option(
+    "--fail-on", type=click.Choice(["fail", "warn", "unknown"]), default="fail", help="What makes exit 1."
+)
+@click.option(
+    "--diff", "older", type=PATH, metavar="JSON", help="Show what changed since this earlier -o json."
+)
+@click.option("--probe", "probes", multiple=True, metavar="NAME", help="Send a few packets: icmp, mtu, tcp.")
+@click.option("--peer", "peers", multiple=True, metavar="ADDRESS", help="Whom to probe (HOST:PORT for tcp).")
+@click.option(
+    "--textfile", type=PATH, metavar="FILE", help="Write outcomes for node-exporter's textfile folder."
+)
+@click.option("--user", metavar="NAME", help="User for SSH.")
+@click.option("--ssh-port", type=click.IntRange(1, 65535), default=22, help="Port for SSH.")
+@click.option("--ssh-key", type=PATH, metavar="FILE", help="Private key for SSH.")
+@click.option("--known-hosts", type=PATH, metavar="FILE", help="Known host keys (the user's own by default).")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    source: Path | None,
+    collect: Path | None,
+    hosts: Sequence[str],
+    likes: Sequence[str],
+    window_ms: int,
+    only: Sequence[str],
+    skip: Sequence[str],
+    pids: Sequence[int],
+    profile_file: Path | None,
+    fail_on: str,
+    older: Path | None,
+    probes: Sequence[str],
+    peers: Sequence[str],
+    textfile: Path | None,
+    user: str | None,
+    ssh_port: int,
+    ssh_key: Path | None,
+    known_hosts: Path | None,
+) -> int:
+    r"""
+    The whole RDMA path: NIC, PCIe, NUMA, memory, GID, routes, MTU, priorities, counters, containers.
+
+    Looks at this host, at others over SSH, or at a saved snapshot; changes nothing. Exit code 0: nothing is
+    wrong. 1: a check fails. 3: something could not be seen.
+
+    \b
+    Examples:
+      kvops diagnose
+      kvops diagnose --collect host.tar.gz && kvops diagnose --from host.tar.gz -o html > host.html
+      kvops diagnose --host gpu-[041-048] --like gpu-[001-040]
+    """
+    if ctx.invoked_subcommand is not None:
+        return 0
+    from kvops.cli.units import split_list
+    from kvops.diag.runner import run, select
+
+    settings: Settings = ctx.obj
+    out = Output(settings)
+    selected = select(_split(only), _split(skip))
+    profile = _profile(profile_file)
+    wanted = _probes(_split(probes), _split(peers))
+    began = time.monotonic()
+    ssh = {"user": user, "port": ssh_port, "key_file": ssh_key, "known_hosts": known_hosts}
+    window_s = window_ms / 1000
+    unreached: list[tuple[str, str]] = []
+    if source is not None:
+        if hosts or collect is not None:
+            raise UsageError("--from cannot be used with --host or --collect", fix="leave one of them out")
+        nodes = _load(source)
+        waited_s = 0.0
+    elif hosts:
+        nodes, unreached = _fleet(split_list(hosts), ssh, window_s, settings, collect)
+        waited_s = window_s
+    else:
+        nodes = [_local(window_s, pids, collect, wanted)]
+        waited_s = window_s
+    if likes:
+        more, missing = _likes(split_list(likes), ssh, window_s, settings)
+        nodes += more
+        unreached += missing
+    for node in nodes:
+        node.profile = profile
+    asked = bool(only) and not any("*" in pattern for pattern in _split(only))
+    results = run(nodes, selected, asked=asked)
+    took_s = max(time.monotonic() - began - waited_s, 0.0)
+    results = _muted(settings, results)
+    if textfile is not None:
+        _write_textfile(textfile, results)
+    if older is not None:
+        return _show_changes(out, nodes, results, older)
+    return _show(out, nodes, results, took_s=took_s, fail_on=fail_on, unreached=unreached)
+
+
+def _state_dir(settings: Settings) -> Path:
+    if settings.state_dir is not None:
+        return settings.state_dir
+    if os.environ.get("KVOPS_STATE_DIR"):
+        return Path(os.environ["KVOPS_STATE_DIR"])
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "kvops"
+
+
+def _muted(settings: Settings, results: Sequence[Result]) -> list[Result]:
+    from datetime import UTC, datetime
+
+    from kvops.diag.mutes import apply_mutes, load_mutes
+
+    mutes = load_mutes(_state_dir(settings))
+    return apply_mutes(results, mutes, now=datetime.now(UTC)) if mutes else list(results)
+
+
+def _probes(names: Sequence[str], peers: Sequence[str]) -> dict[str, list[str]]:
+    """What the collector is told to send. Raises UsageError for a probe that there is not."""
+    from kvops.diag.collect.agent import PROBES
+
+    for name in names:
+        if name not in PROBES:
+            raise UsageError(f"there is no probe {name!r}", fix=f"choose from: {', '.join(PROBES)}")
+    if names and not peers:
+        raise UsageError("--probe needs somebody to probe", fix="give --peer ADDRESS (HOST:PORT for tcp)")
+    tcp = [peer for peer in peers if "tcp" in names and peer.count(":") == 1]
+    return {"probes": list(names), "peers": [peer for peer in peers if peer not in tcp], "tcp": tcp}
+
+
+def _write_textfile(path: Path, results: Sequence[Result]) -> None:
+    """Outcomes as a gauge, written beside its place and moved there, so that nobody reads a half."""
+    lines = [
+        "# HELP kvops_diag_check_outcome 1 for the outcome that the check has.",
+        "# TYPE kvops_diag_check_outcome gauge",
+    ]
+    lines += [
+        f'kvops_diag_check_outcome{{check="{r.check}",node="{r.node}",outcome="{r.outcome}"}} 1'
+        for r in results
+        if r.outcome in ("fail", "warn", "unknown")
+    ]
+    new = path.with_name(path.name + ".new")
+    new.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    new.replace(path)
+
+
+def _show_changes(out: Output, nodes: Sequence[HostFacts], results: Sequence[Result], older: Path) -> int:
+    import json
+
+    from kvops.diag import report
+    from kvops.errors import ConfigError
+
+    try:
+        before = json.loads(older.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{older}: {error}", fix="save the older one with: kvops diagnose -o json"
+        ) from error
+    rows = report.changes(before, report.document(nodes, results))
+    keys = ("change", "check", "node", "was", "now", "observed")
+    out.rows("changes", [Column(key) for key in keys], rows)
+    return 1 if any(row["change"] == "worse" for row in rows) else 0
+
+
+def _split(patterns: Sequence[str]) -> list[str]:
+    return [word for pattern in patterns for word in pattern.split(",") if word]
+
+
+def _profile(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    from kvops.diag.profile import load_profile
+
+    return load_profile(path)
+
+
+def _load(path: Path) -> list[HostFacts]:
+    from kvops.diag.facts import HostFacts
+    from kvops.diag.snapshot import load
+
+    snapshots = load(path)
+    fallback = path.name.partition(".tar")[0] or "snapshot"
+    return [HostFacts(snapshot, name=snapshot.name or fallback) for snapshot in snapshots]
+
+
+def _local(
+    window_s: float, pids: Sequence[int], collect: Path | None, probes: dict[str, list[str]] | None = None
+) -> HostFacts:
+    from kvops.diag.collect import agent
+    from kvops.diag.facts import HostFacts
+    from kvops.diag.snapshot import from_files, save
+
+    files = agent.collect(window_s=window_s, pids=list(pids), **(probes or {}))
+    if collect is not None:
+        save(files, collect)
+    return HostFacts(from_files(files, "this host")[0])
+
+
+def _fleet(
+    hosts: Sequence[str], ssh: dict[str, Any], window_s: float, settings: Settings, collect: Path | None
+) -> tuple[list[HostFacts], list[tuple[str, str]]]:
+    from kvops.diag.facts import HostFacts
+    from kvops.diag.fleet import gather
+    from kvops.diag.snapshot import from_files, save
+
+    answers = gather(hosts, window_s=window_s, timeout_s=settings.timeout_s(HOST_TIMEOUT_S_DEFAULT), **ssh)
+    nodes, unreached = [], []
+    for answer in answers:
+        if answer.files is None:
+            unreached.append((answer.name, answer.error))
+            continue
+        nodes.append(HostFacts(from_files(answer.files, answer.name)[0], name=answer.name))
+        if collect is not None:
+            save(answer.files, collect / answer.name)
+    return nodes, unreached
+
+
+def _likes(
+    names: Sequence[str], ssh: dict[str, Any], window_s: float, settings: Settings
+) -> tuple[list[HostFacts], list[tuple[str, str]]]:
+    """Hosts that work: saved ones where such a path exists, else over SSH."""
+    nodes: list[HostFacts] = []
+    remote = []
+    for name in names:
+        if Path(name).exists():
+            nodes += _load(Path(name))
+        else:
+            remote.append(name)
+    if not remote:
+        return nodes, []
+    more, unreached = _fleet(remote, ssh, window_s, settings, None)
+    return nodes + more, unreached
+
+
+def _show(
+    out: Output,
+    nodes: Sequence[HostFacts],
+    results: Sequence[Result],
+    *,
+    took_s: float,
+    fail_on: str,
+    unreached: Sequence[tuple[str, str]],
+) -> int:
+    from kvops.diag import render, report
+
+    code = report.exit_code(results, fail_on=fail_on)
+    if unreached and code == 0:
+        code = 3
+    kind = out.format  # a table that goes into a pipe is TSV
+    if kind in ("json", "jsonl"):
+        document = report.document(nodes, results, fail_on=fail_on)
+        document["exit_code"] = code
+        document["took_s"] = round(took_s, 3)
+        document["unreached"] = [{"host": name, "reason": reason} for name, reason in unreached]
+        if kind == "json":
+            out.document(document)
+        else:
+            for row in document["results"]:
+                out.raw_json({"schema": 1, **row})
+    elif kind == "junit":
+        click.echo(render.junit(results), nl=False)
+    elif kind == "md":
+        click.echo(render.markdown(nodes, results, took_s=took_s), nl=False)
+    elif kind == "html":
+        click.echo(render.page(nodes, results, took_s=took_s), nl=False)
+    elif kind == "name":
+        for name in dict.fromkeys(r.check for r in results if r.outcome in ("fail", "warn")):
+            click.echo(name)
+    else:
+        verbose = out.settings.verbose
+        for line in render.lines(
+            nodes,
+            results,
+            took_s=took_s,
+            verbose=verbose,
+            style=lambda text, color: out.style(text, fg=color, bold=True),
+        ):
+            out.line(line)
+        for name, reason in unreached:
+            out.line(out.style(f"UNREACHED  {name}: {render.safe(reason)}", fg="yellow"))
+        if kind == "tsv":
+            rows = [
+                {"outcome": str(r.outcome), "node": r.node, "check": r.check, "subject": f.subject}
+                | {"observed": f.observed, "expected": f.expected, "fix": f.fix}
+                for r in results
+                for f in r.findings
+            ]
+            out.table(
+                [
+                    Column(key)
+                    for key in ("outcome", "node", "check", "subject", "observed", "expected", "fix")
+                ],
+                rows,
+            )
+    return code
+
+
+@command.command("list")
+@click.option("--family", metavar="NAME", help="Only this family.")
+@click.pass_obj
+def list_command(settings: Settings, family: str | None) -> int:
+    r"""
+    List every check.
+
+    \b
+    Example:
+      kvops diagnose list --family gid
+    """
+    from kvops.diag.registry import checks
+
+    out = Output(settings)
+    rows = [
+        {"check": c.id, "kind": c.kind, "root": c.root, "title": c.title, "source": c.source}
+        for c in checks().values()
+        if family in (None, c.family)
+    ]
+    if not rows:
+        raise UsageError(f"there is no family {family!r}", fix="see: kvops diagnose list")
+    columns = [Column("check"), Column("kind"), Column("root"), Column("title"), Column("source", wide=True)]
+    out.rows("checks", columns, rows)
+    return 0
+
+
+@command.group("profile", cls=options.Group)
+def profile_group() -> None:
+    r"""
+    Derive a site's policy from a healthy node, or compare with it.
+
+    \b
+    Example:
+      kvops diagnose profile init > site.yaml
+    """
+
+
+@profile_group.command("init")
+@click.option(
+    "--from",
+    "source",
+    type=PATH,
+    metavar="DIR|TAR",
+    help="A snapshot of a healthy node (this host by default).",
+)
+@click.pass_obj
+def profile_init(settings: Settings, source: Path | None) -> int:
+    r"""
+    Print a profile of a healthy node as YAML.
+
+    \b
+    Example:
+      kvops diagnose profile init --from healthy/ > site.yaml
+    """
+    from kvops.diag.profile import derive, dump
+
+    node = _load(source)[0] if source is not None else _local(0.0, (), None)
+    click.echo(dump(derive(node)), nl=False)
+    return 0
+
+
+@profile_group.command("diff")
+@click.argument("profile_file", type=PATH, metavar="PROFILE")
+@click.option("--from", "source", type=PATH, metavar="DIR|TAR", help="A snapshot (this host by default).")
+@click.pass_obj
+def profile_diff(settings: Settings, profile_file: Path, source: Path | None) -> int:
+    r"""
+    What differs between a profile and a node. Exit code 1 if anything does.
+
+    \b
+    Example:
+      kvops diagnose profile diff site.yaml --from today.tar.gz
+    """
+    from kvops.diag.profile import derive, differences, load_profile
+
+    node = _load(source)[0] if source is not None else _local(0.0, (), None)
+    rows = differences(load_profile(profile_file), derive(node))
+    Output(settings).rows("differences", [Column("key"), Column("profile"), Column("node")], rows)
+    return 1 if rows else 0
+
+
+@command.command("path")
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@click.option(
+    "--window", "window_ms", type=DURATION_MS, default=WINDOW_MS_DEFAULT, help="Time between two samples."
+)
+@click.option("--user", metavar="NAME", help="User for SSH.")
+@click.option("--ssh-port", type=click.IntRange(1, 65535), default=22, help="Port for SSH.")
+@click.option("--ssh-key", type=PATH, metavar="FILE", help="Private key for SSH.")
+@click.option("--known-hosts", type=PATH, metavar="FILE", help="Known host keys (the user's own by default).")
+@click.pass_obj
+def path_command(
+    settings: Settings,
+    first: str,
+    second: str,
+    window_ms: int,
+    user: str | None,
+    ssh_port: int,
+    ssh_key: Path | None,
+    known_hosts: Path | None,
+) -> int:
+    r"""
+    The way between two hosts, hop by hop: hosts over SSH, or saved snapshots.
+
+    \b
+    Example:
+      kvops diagnose path gpu-041 gpu-003
+    """
+    from kvops.diag.report import path_text
+    from kvops.diag.runner import run, select
+
+    out = Output(settings)
+    began = time.monotonic()
+    ssh = {"user": user, "port": ssh_port, "key_file": ssh_key, "known_hosts": known_hosts}
+    nodes, unreached = _likes([first, second], ssh, window_ms / 1000, settings)
+    results = run(nodes, select(skip=("probe",)))
+    if out.human:
+        for node in nodes:
+            out.line(f"{node.name}  {path_text(node.name, results)}")
+    took_s = max(time.monotonic() - began - window_ms / 1000 * bool(unreached or not nodes), 0.0)
+    return _show(out, nodes, results, took_s=took_s, fail_on="fail", unreached=unreached)
+
+
+@command.command("watch")
+@click.option("--for", "duration_ms", type=DURATION_MS, default=60_000, help="How long to watch.")
+@click.option("--every", "every_ms", type=DURATION_MS, default=1_000, help="Length of a window.")
+@click.option("--only", multiple=True, metavar="ID", help="Only these checks.")
+@click.pass_obj
+def watch_command(settings: Settings, duration_ms: int, every_ms: int, only: Sequence[str]) -> int:
+    r"""
+    Watch this host's ports: rates, flaps, retransmissions, pauses; one line a window, one an event.
+
+    \b
+    Example:
+      kvops diagnose watch --for 1h --every 10s -o jsonl
+    """
+    from kvops.diag.runner import select
+    from kvops.diag.watch import watch
+
+    out = Output(settings)
+    chosen = select(
+        _split(only) or ("ctr", "link.flap", "link.symbol_errors", "pcie.stall", "driver.vf_revoked")
+    )
+    loud = 0
+    for row in watch(duration_s=duration_ms / 1000, every_s=every_ms / 1000, selected=chosen):
+        loud += row["event"] in ("fail", "warn")
+        if out.structured:
+            out.raw_json({"schema": 1, **row})
+        else:
+            out.line("  ".join(str(row[key]) for key in ("time", "event", "subject", "text") if row.get(key)))
+    return 1 if loud else 0
+
+
+@command.command("mute")
+@click.argument("patterns", nargs=-1, required=True, metavar="ID...")
+@click.option("--for", "duration_ms", type=DURATION_MS, required=True, help="How long, such as 4h.")
+@click.option("--reason", required=True, help="Why, for whoever reads the next report.")
+@click.pass_obj
+def mute_command(settings: Settings, patterns: Sequence[str], duration_ms: int, reason: str) -> int:
+    r"""
+    Let checks report as information only, for a while. --for 0s ends a mute.
+
+    \b
+    Example:
+      kvops diagnose mute numa.balancing --for 4h --reason "reboot tonight, INC-4412"
+    """
+    from datetime import UTC, datetime, timedelta
+
+    from kvops.diag.mutes import add_mute
+    from kvops.diag.runner import select
+
+    now = datetime.now(UTC)
+    until = now + timedelta(milliseconds=duration_ms)
+    names = [check.id for check in select(_split(patterns))]
+    add_mute(_state_dir(settings), names, until=until, reason=reason, now=now)
+    rows = [{"check": name, "until": until.isoformat(timespec="seconds"), "reason": reason} for name in names]
+    Output(settings).rows("mutes", [Column("check"), Column("until"), Column("reason")], rows)
+    return 0

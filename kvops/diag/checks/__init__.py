@@ -1,0 +1,1 @@
+"""The checks, one family a file: pure functions over facts."""

@@ -1,0 +1,1 @@
+"""Collection: the only part that reads a live machine."""

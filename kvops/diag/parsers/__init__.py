@@ -1,0 +1,1 @@
+"""Pure parsers: text in, value or ParseError out, whatever the text is."""

@@ -1,0 +1,131 @@
+"""Parsers give a value or raise ParseError, whatever the text."""
+
+from __future__ import annotations
+
+import inspect
+import ipaddress
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from world import World
+
+from kvops.diag.parsers import ethtool, ip, misc, pcie, proc, qos, rdma, sysfs
+from kvops.errors import ParseError
+
+PARSERS: list[Callable[[str], Any]] = [
+    function
+    for module in (ethtool, ip, misc, pcie, proc, qos, rdma, sysfs)
+    for name, function in inspect.getmembers(module, inspect.isfunction)
+    if name.startswith("parse_") and function.__module__ == module.__name__ and name != "parse_mount_size"
+]
+SAMPLES = [text for _, text, _ in World().outputs.values()] + list(World().files.values())
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda p: p.__name__)
+@settings(max_examples=25, deadline=None)
+@given(text=st.text() | st.text(alphabet="0123456789:.,-x \n\tabcdef+/%()[]{}<>=", max_size=400))
+def test_any_text(parser: Callable[[str], Any], text: str) -> None:
+    """Arbitrary text never crashes a parser."""
+    try:
+        parser(text)
+    except ParseError:
+        pass  # refused, which is the other good answer
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda p: p.__name__)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_damaged_output(parser: Callable[[str], Any], data: st.DataObject) -> None:
+    """Real output with a piece cut out, doubled or replaced never crashes a parser, whichever parser gets it."""
+    text = data.draw(st.sampled_from(SAMPLES))
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, len(text)))
+    middle = data.draw(st.sampled_from(["", text[start:end] * 2, "9" * 5000, "-", "\x00\xff", "٣", "²"]))
+    try:
+        parser(text[:start] + middle + text[end:])
+    except ParseError:
+        pass
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda p: p.__name__)
+def test_large_garbage_takes_bounded_time(parser: Callable[[str], Any]) -> None:
+    """Long runs of each kind of garbage are refused or read at once: no pattern backtracks without end."""
+    began = time.process_time()
+    for unit in (
+        "a",
+        "0",
+        " ",
+        "\n",
+        "\t",
+        ":",
+        "(",
+        "0:",
+        "1 ",
+        "ff:",
+        " a: 1\n",
+        "Slave Interface:\n",
+        "GPU \n",
+        "12: x",
+        "dp:",
+    ):
+        try:
+            parser(unit * (50_000 // len(unit)))
+        except ParseError:
+            pass
+
+    assert time.process_time() - began < 60  # seconds for all of them: a runaway pattern would take hours
+
+
+@pytest.mark.parametrize(
+    ("call", "value"),
+    [
+        (lambda: sysfs.parse_rate("400 Gb/sec (4X NDR)"), sysfs.Rate(400.0, 4, "NDR")),
+        (lambda: sysfs.parse_rate("2.5 Gb/sec (1X SDR)\n").gbps, 2.5),
+        (lambda: sysfs.parse_enum("4: ACTIVE\n"), (4, "ACTIVE")),
+        (lambda: sysfs.parse_link_speed("8 GT/s"), 8.0),
+        (lambda: sysfs.parse_link_speed("Unknown"), None),
+        (lambda: sysfs.parse_int("0xffff"), 65535),
+        (lambda: sysfs.parse_int("-1"), -1),
+        (lambda: sysfs.parse_cpulist("0-2,9"), frozenset({0, 1, 2, 9})),
+        (lambda: sysfs.parse_cpulist(""), frozenset()),
+        (
+            lambda: sysfs.parse_gid("0000:0000:0000:0000:0000:ffff:0a14:0b0c").ipv4_mapped,
+            ipaddress.IPv4Address("10.20.11.12"),
+        ),
+        (lambda: proc.parse_size("256 GB"), 256 << 30),
+        (lambda: proc.parse_size("17179869184"), 16 << 30),
+        (lambda: qos.parse_tclass("Global tclass=106"), 106),
+        (lambda: qos.parse_dcb_app("dscp-prio 26:3 48:6"), {26: 3, 48: 6}),
+        (lambda: rdma.parse_mtu("4096 (5)"), 4096),
+        (lambda: ethtool.parse_stats("NIC statistics:\n     RNR sent: 4\n")["RNR sent"], 4),
+        (lambda: ip.parse_ping("1 packets transmitted, 0 received, 100% packet loss"), False),
+        (lambda: misc.parse_lost_upcalls("lookups: hit:1 missed:2 lost:3"), 3),
+        (lambda: pcie.full_bdf("18:00.0"), "0000:18:00.0"),
+    ],
+)
+def test_known_forms(call: Callable[[], Any], value: Any) -> None:
+    """The forms that the kernel and the tools print are read as what they say."""
+    assert call() == value
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        (sysfs.parse_rate, "fast"),
+        (sysfs.parse_gid, "fe80::1"),
+        (sysfs.parse_int, "N/A (no PMA)"),
+        (sysfs.parse_cpulist, "0-99999999"),
+        (proc.parse_limits, ""),
+        (qos.parse_mlnx_qos, "Priority trust state is not supported on your system"),
+        (misc.parse_chrony, "506 Cannot talk to daemon"),
+        (misc.parse_json, "[" * 100_000),
+    ],
+)
+def test_refused(parser: Callable[[str], Any], text: str) -> None:
+    """What is no value is refused with an error that quotes it, never read as zero."""
+    with pytest.raises(ParseError):
+        parser(text)
