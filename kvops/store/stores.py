@@ -223,7 +223,6 @@ class StoreTable:
             back = leased + [(release.offset, release.footprint) for release in store.releasing.values()]
             assert sum(size for _, size in back) == store.releasing_bytes
             assert store.objects == objects[store.id]
-            store.allocator.check()
             at = 0
             for offset, size in sorted([*store.allocator.blocks(), *held[store.id], *back]):
                 assert offset == at, "no byte has two owners, none has no owner"

@@ -29,7 +29,7 @@ from kvops.transfer.messages import NodeStatus
 Location = tuple[int, int, int, int, int]
 """Generation, offset, size, store, flags."""
 
-SLOTS_PER_FRAME = 2
+SLOTS_PER_FRAME = 1  # an announcement has as many places to break at as it has slots
 
 
 def digests(keys: Iterable[str]) -> bytes:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from random import Random
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -34,7 +36,7 @@ from kvops.transfer.messages import NodeStatus
 from tests.store.rig import Location, Node, Rig, digests, write_body
 
 KEYS = tuple("abcdefghij")
-SIZES = (100, 3_000, PART_CHUNK_BYTES, 2 * PART_CHUNK_BYTES + 77)
+SIZES = (100, 100, 1_000, 3_000, PART_CHUNK_BYTES, 2 * PART_CHUNK_BYTES + 77)
 SEGMENT = 10 << 10  # a few objects: memory is reused all the time
 HOSTS = ("host-a", "host-b", "host-c")
 CLIENTS = (0, 1, 2)
@@ -44,10 +46,13 @@ TROUBLES = (
     "session breaks",
     "session breaks and opens",
     "session opens",
+    "mount is interrupted",
     "store restarts",
     "master restarts",
     "master forgets",
 )
+MEANWHILE = ("nothing", "all come back", "a mount is interrupted", "keys are removed", "keys are put")
+"""What happens between a master's restart and its stores' return."""
 PIECE = 2_500  # payload between two chances for something to happen
 
 
@@ -244,22 +249,30 @@ class PutProtocol(RuleBasedStateMachine):
 
     @rule(
         client=st.sampled_from(CLIENTS),
-        key=st.sampled_from(KEYS),
+        keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=6, unique=True),
         size=st.sampled_from(SIZES),
-        replicas=st.sampled_from((1, 1, 2)),
+        replicas=st.sampled_from((1, 1, 1, 2)),
         again=st.integers(0, 5),
-        steps=st.sampled_from((0, 3, 100, 100)),
+        steps=st.sampled_from((0, 3, 5, 100, 100, 100)),
     )
-    def start_put(self, client: int, key: str, size: int, replicas: int, again: int, steps: int) -> None:
-        self.begin(client, self.put(client, key, size, replicas, [], again), steps)
+    def start_puts(
+        self, client: int, keys: list[str], size: int, replicas: int, again: int, steps: int
+    ) -> None:
+        for key in keys:
+            self.begin(client, self.put(client, key, size, replicas, [], again), steps)
 
-    @rule(key=st.sampled_from(KEYS), ranks=st.permutations((0, 1, 2)), again=st.integers(0, 5))
-    def start_parts(self, key: str, ranks: list[int], again: int) -> None:
+    @rule(
+        key=st.sampled_from(KEYS),
+        ranks=st.permutations((0, 1, 2)),
+        again=st.integers(0, 5),
+        steps=st.sampled_from((0, 5, 100)),
+    )
+    def start_parts(self, key: str, ranks: list[int], again: int, steps: int) -> None:
         """Three ranks write two chunks and a rest, the last one everything once more."""
         size, chunk = SIZES[-1], PART_CHUNK_BYTES
         parts = [[(0, chunk)], [(chunk, chunk)], [(2 * chunk, size - 2 * chunk), (0, size)]]
         for rank in ranks:
-            self.begin(rank, self.put(rank, key, size, 1, parts[rank], again), 0)
+            self.begin(rank, self.put(rank, key, size, 1, parts[rank], again), steps)
 
     @rule(replica=st.integers(0, 1), steps=st.sampled_from((2, 3, 100)))
     def start_reads(self, replica: int, steps: int) -> None:
@@ -267,9 +280,17 @@ class PutProtocol(RuleBasedStateMachine):
         for key in KEYS:
             self.begin(0, self.read(key, replica), steps)
 
-    @rule(client=st.sampled_from(CLIENTS), key=st.sampled_from(KEYS), steps=st.sampled_from((0, 2)))
-    def start_remove(self, client: int, key: str, steps: int) -> None:
-        self.begin(client, self.remove(key), steps)
+    @rule(
+        client=st.sampled_from(CLIENTS),
+        keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=10, unique=True),
+        steps=st.sampled_from((0, 2, 2)),
+    )
+    def start_removes(self, client: int, keys: list[str], steps: int) -> None:
+        self.start_removes_of(client, keys, steps)
+
+    def start_removes_of(self, client: int, keys: list[str], steps: int) -> None:
+        for key in keys:
+            self.begin(client, self.remove(key), steps)
 
     def begin(self, client: int, steps: Iterator[None], count: int) -> None:
         """An operation begins, and some of its messages arrive before anything else happens."""
@@ -338,6 +359,21 @@ class PutProtocol(RuleBasedStateMachine):
         if node.mounted:
             self.rig.beat(node, lag_ms=lag_ms)
 
+    def interrupt_mount(self, node: Node, steps: int) -> None:
+        """The session breaks in the middle of its beginning."""
+        self.rig.close_session(node)
+        self.rig.open_session(node)
+        for _ in range(steps):
+            self.frames_reach(node)
+        self.rig.close_session(node)
+
+    def frames_reach(self, node: Node) -> None:
+        """A frame each way between one store and the master, if any is under way."""
+        if node.conn and node.to_master:
+            self.rig.step_to_master(node)
+        if node.conn and node.from_master:
+            self.rig.step_to_node(node)
+
     def store_restarts(self, node: Node) -> None:
         """Its memory is lost; a new process with the same name comes."""
         self.rig.kill(node)
@@ -364,8 +400,10 @@ class PutProtocol(RuleBasedStateMachine):
         kind=st.sampled_from(TROUBLES),
         which=st.integers(0, 2),
         down_ms=st.sampled_from((50, 400, 3_000)),
+        steps=st.integers(1, 6),
+        meanwhile=st.sampled_from(MEANWHILE),
     )
-    def trouble(self, kind: str, which: int, down_ms: int) -> None:
+    def trouble(self, kind: str, which: int, down_ms: int, steps: int, meanwhile: str) -> None:
         """What goes wrong, drawn as one rule so that most of the time nothing does."""
         node = self.some_node(which)
         match kind:
@@ -380,10 +418,29 @@ class PutProtocol(RuleBasedStateMachine):
                 self.rig.open_session(node)
             case "session opens" if not node.conn:
                 self.rig.open_session(node)
+            case "mount is interrupted":
+                self.interrupt_mount(node, steps)
             case "store restarts":
                 self.store_restarts(node)
             case "master restarts" | "master forgets":
                 self.master_restarts(kind == "master restarts", down_ms)
+                match meanwhile:
+                    case "all come back":
+                        for one in self.rig.nodes:
+                            self.rig.open_session(one)
+                        self.rig.flow()
+                    case "a mount is interrupted":
+                        self.interrupt_mount(node, steps)
+                    case "keys are removed":
+                        self.start_removes_of(0, list(KEYS[: 2 * steps]), 2)
+                    case "keys are put":
+                        others = [one for one in self.rig.nodes if one is not node]
+                        for one in others:
+                            self.rig.open_session(one)
+                        self.rig.flow()
+                        self.rig.tick(LEASE_TTL_MS)
+                        for key in KEYS:
+                            self.begin(1, self.put(1, key, 1_000, 1, [], 0), 100)
 
     def master_restarts(self, journal: bool, down_ms: int) -> None:
         """It is killed; without its journal the next one has the stores' slot tables only."""
@@ -474,3 +531,48 @@ PutProtocol.TestCase.settings = settings(
 )
 test_put_protocol = PutProtocol.TestCase
 assert footprint_bytes(SIZES[-1], PART_CHUNK_BYTES) < SEGMENT
+
+
+def act(world: PutProtocol, rng: Random) -> None:
+    """One rule, drawn by other weights than hypothesis's: most of the time things work and get far."""
+    which, steps = rng.randrange(3), rng.randint(1, 6)
+    keys = rng.sample(KEYS, rng.randint(1, 6))
+    match rng.randrange(16):
+        case 0 | 1 | 2:
+            size, replicas = rng.choice(SIZES), rng.choice((1, 1, 1, 2))
+            world.start_puts(which, keys, size, replicas, rng.randrange(6), rng.choice((0, 3, 5, 100, 100)))
+        case 3:
+            world.start_parts(keys[0], rng.sample((0, 1, 2), 3), rng.randrange(6), rng.choice((0, 5, 100)))
+        case 4:
+            world.start_reads(rng.randrange(2), rng.choice((2, 3, 100)))
+        case 5:
+            world.start_removes(which, keys, rng.choice((0, 2, 2)))
+        case 6 | 7 if world.operations:
+            world.proceed(rng.randrange(100), 2 * steps)
+        case 8 if world.operations:
+            world.all_proceed(4 * steps, rng.random() < 0.5)
+        case 9:
+            world.frames_reach_the_master(which, steps)
+            world.frames_reach_a_store(rng.randrange(3), steps)
+        case 10:
+            world.store_beats(which, rng.choice((0, 0, 0, STORE_TTL_MS)))
+        case 11:
+            world.time_passes(rng.choice((10, 10, 150, 700, 1_100, 2_500)))
+        case 12 | 13:
+            world.all_is_well(rng.choice((100, 300, 1_200)))
+        case 14:
+            down_ms, meanwhile = rng.choice((50, 400, 3_000)), rng.choice(MEANWHILE)
+            world.trouble(rng.choice(TROUBLES), which, down_ms, steps, meanwhile)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_long_histories(seed: int) -> None:
+    """The same machine over far longer histories than can be shrunk; a seed that fails is worth a test of its own."""
+    world, rng = PutProtocol(), Random(seed)
+    world.start()
+    for _ in range(400):
+        act(world, rng)
+        world.accounts_are_exact()
+        world.leased_memory_is_not_reused()
+        world.note_evictions()
+    world.teardown()
