@@ -224,7 +224,12 @@ def _bug(error: BaseException, args: list[str]) -> int:
     head = f"{machine}\nkvops {' '.join(args)}\n\n"
     try:
         with tempfile.NamedTemporaryFile(
-            "w", prefix="kvops-crash-", suffix=".txt", delete=False, encoding="utf-8"
+            "w",
+            prefix="kvops-crash-",
+            suffix=".txt",
+            delete=False,
+            encoding="utf-8",
+            errors="backslashreplace",
         ) as file:
             file.write(head + text)
         fix = f"report it with {file.name}"

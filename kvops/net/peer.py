@@ -8,7 +8,7 @@ from typing import Final, cast
 
 import msgspec
 
-from kvops.errors import AuthFailed, KvopsError, WireError
+from kvops.errors import AuthFailed, KvopsError, Refused, WireError
 from kvops.net import wire
 from kvops.net.auth import HANDSHAKE_BYTES_MAX, Hello, Listener, Welcome, WireTrouble
 from kvops.net.wire import Frame, Kind
@@ -20,25 +20,41 @@ UNSENT_BYTES_MAX: Final = 4 << 20  # a peer that does not read its answers is no
 
 
 class Peers:
-    """The connections of one process, proved or not: a bounded set."""
+    """
+    The connections of one process: a bounded set.
+
+    Those that have not proved the secret have a place only while nobody else wants it: whoever opens connections
+    and says nothing keeps nobody out.
+    """
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
         self._peers: set[WirePeer] = set()
+        self._strangers: dict[WirePeer, None] = {}  # of them, those that have proved nothing, oldest first
 
     def __len__(self) -> int:
         return len(self._peers)
 
     def enter(self, peer: WirePeer) -> bool:
-        """Take a connection in, if there is room."""
+        """Take a connection in, if there is room or can be made."""
         if len(self._peers) >= self._count_max:
-            return False
+            oldest = next(iter(self._strangers), None)
+            if oldest is None:
+                return False
+            self.leave(oldest)
+            oldest.transport.abort()
         self._peers.add(peer)
+        self._strangers[peer] = None
         return True
+
+    def proved(self, peer: WirePeer) -> None:
+        """A connection is no stranger's any more."""
+        self._strangers.pop(peer, None)
 
     def leave(self, peer: WirePeer) -> None:
         """A connection ended."""
         self._peers.discard(peer)
+        self._strangers.pop(peer, None)
 
     def abort(self) -> None:
         """Hang up all."""
@@ -63,7 +79,7 @@ class WirePeer(asyncio.BufferedProtocol):
         self._listener = listener
         self._welcome = welcome
         self._peers = peers
-        self._buffer = bytearray(self.buffer_bytes)
+        self._buffer = bytearray(wire.HEADER_BYTES + HANDSHAKE_BYTES_MAX)  # until the secret is proved
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
@@ -112,7 +128,7 @@ class WirePeer(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         if not self._peers.enter(self):
-            self.transport.abort()
+            self.fail(Refused(f"{len(self._peers)} connections are open, which is all", fix="close some"))
             return
         self.transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
         self._timeout = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self.transport.abort)
@@ -221,6 +237,8 @@ class WirePeer(asyncio.BufferedProtocol):
             self.transport.write(wire.pack(Kind.CHALLENGE, self._listener.challenge(body)))
         elif head.kind == Kind.PROOF:
             self.hello = self._listener.accept(body)
+            self._peers.proved(self)
+            self._make_room(self.buffer_bytes)
             if self._timeout is not None:
                 self._timeout.cancel()
             self.transport.write(wire.pack(Kind.WELCOME, msgspec.msgpack.encode(self._welcome())))

@@ -56,10 +56,7 @@ class Caretaker:
                 self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
                 self._thread = threading.Thread(target=self._run, name="kvops-caretaker", daemon=True)
                 self._thread.start()
-            try:
-                os.write(self._wake_write, b"x")
-            except BlockingIOError:
-                pass  # it has been told often enough
+            self._write()
 
     def report(self, store_id: int, reason: Reason) -> None:
         """A store's breaker opened: the master counts the hosts that say so."""
@@ -87,12 +84,18 @@ class Caretaker:
             self._closed = True
             thread = self._thread
             if thread is not None:
-                os.write(self._wake_write, b"x")
+                self._write()
         if thread is not None and thread is not threading.current_thread():
             thread.join(2 * PROBE_TIMEOUT_S)
             if not thread.is_alive():
                 os.close(self._wake_read)
                 os.close(self._wake_write)
+
+    def _write(self) -> None:
+        try:
+            os.write(self._wake_write, b"x")
+        except BlockingIOError:
+            pass  # it has been told often enough
 
     # The thread.
 

@@ -55,6 +55,7 @@ class Idle:
     def __init__(self) -> None:
         self._links: list[Link] = []
         self._lock = threading.Lock()
+        self._closed = False
 
     def take(self) -> Link | None:
         """A link that was alive when it was put back."""
@@ -65,7 +66,7 @@ class Idle:
         """Keep a link for the next call, if it is in order."""
         if link.state is LinkState.READY:
             with self._lock:
-                if len(self._links) < IDLE_LINKS_MAX:
+                if len(self._links) < IDLE_LINKS_MAX and not self._closed:
                     self._links.append(link)
                     return
         link.close()
@@ -76,6 +77,11 @@ class Idle:
             links, self._links = self._links, []
         for link in links:
             link.close()
+
+    def close(self) -> None:
+        """Hang up all, and whatever calls under way still bring back."""
+        self._closed = True
+        self.clear()
 
 
 class MasterChannel:
@@ -190,7 +196,7 @@ class MasterChannel:
 
     def close(self) -> None:
         """Hang up."""
-        self._idle.clear()
+        self._idle.close()
 
 
 class StoreChannel:
@@ -204,6 +210,8 @@ class StoreChannel:
         self.mapping_link: Link | None = None  # closes when the store's process ends
         self._identity = identity
         self._idle = Idle()
+        self._lock = threading.Lock()  # of the mapping and its link
+        self._closed = False
 
     @property
     def usable(self) -> bool:
@@ -230,22 +238,27 @@ class StoreChannel:
 
     def adopt(self, mapping: Mapping, link: Link) -> None:
         """Keep a mapping, and the connection whose end says that it is of no more use."""
-        if self.mapping is not None or mapping.incarnation != self.info.incarnation:
-            mapping.drop()
-            self.put_back(link)
-            return
-        self.mapping, self.mapping_link = mapping, link
+        with self._lock:
+            wanted = self.mapping is None and mapping.incarnation == self.info.incarnation
+            if wanted and not self._closed:
+                self.mapping, self.mapping_link = mapping, link
+                return
+        mapping.drop()
+        self.put_back(link)
 
     def unmap(self) -> None:
         """The store's process ended."""
-        mapping, self.mapping = self.mapping, None
-        link, self.mapping_link = self.mapping_link, None
+        with self._lock:
+            mapping, self.mapping = self.mapping, None
+            link, self.mapping_link = self.mapping_link, None
         if mapping is not None:
             mapping.drop()
         if link is not None:
             link.close()
 
     def close(self) -> None:
-        """Hang up and unmap."""
-        self._idle.clear()
+        """Hang up and unmap, now and when calls under way come back."""
+        with self._lock:
+            self._closed = True
+        self._idle.close()
         self.unmap()

@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from kvops.errors import ClosedPool, Unreachable, UsageError, WrongBuffer
+from kvops.errors import ClosedPool, Unreachable, UsageError, WireError, WrongBuffer
 from kvops.files import read_secret
 from kvops.limits import (
     DEADLINE_MS_MAX,
@@ -599,9 +599,12 @@ class Pool:
     def _ask_store(self, channel: StoreChannel, kind: Kind, body: bytes, deadline: float) -> bytes:
         link = channel.link()
         try:
-            return call(link, kind, body, request=1, deadline=deadline)
-        finally:
-            channel.put_back(link)
+            answer = call(link, kind, body, request=1, deadline=deadline)
+        except BaseException:
+            link.close()  # interrupted between request and answer: the next call must not read that answer
+            raise
+        channel.put_back(link)
+        return answer
 
     def stores(self, *, deadline_ms: int | None = None) -> list[StoreInfo]:
         """
@@ -671,6 +674,13 @@ class Pool:
                     f"the master at {self._addresses[0]} did not answer: {trouble.reason}",
                     fix="kvops status shows what runs; kvops start starts it",
                 ) from trouble
+            return False
+        except WireError as error:
+            if must:
+                raise Unreachable(
+                    f"the master at {self._addresses[0]} speaks another language: {error.what}",
+                    fix="upgrade one side: neighbouring versions work together",
+                ) from error
             return False
         self._take(view, incarnation)
         return True

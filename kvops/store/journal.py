@@ -59,6 +59,7 @@ class Kind(IntEnum):
     NOTE = 4  # a map of whatever else must survive: holds, settings
     OVERRUN = 5  # batches before this one are missing: the disk was too slow, or failed
     SNAPSHOT_END = 6  # a SnapshotEnd: a snapshot without it is not whole
+    EXPIRES = 7  # rows of EXPIRES_ROW: until when those objects are readable that have a TTL
 
 
 class SnapshotEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,11 +73,16 @@ COMPLETE_ROW: Final = np.dtype(
     [("digest", "<u8", (2,)), ("location", LOCATION), ("chunk", "<u4"), ("depth", "<u2"), ("tenant", "<u2")]
 )
 GONE_ROW: Final = np.dtype([("digest", "<u8", (2,)), ("generation", "<u8")])
+EXPIRES_ROW: Final = np.dtype([("generation", "<u8"), ("when_ms", "<u8")])  # on CLOCK_BOOTTIME
 COMPLETE: Final = Struct("<16sQQIHHIHH")  # the same as COMPLETE_ROW, for one row
 assert (COMPLETE_ROW.itemsize, COMPLETE.size, GONE_ROW.itemsize) == (48, 48, 24)
 
 Rows = NDArray[np.void]
-ROWS: Final[dict[int, np.dtype[Any]]] = {Kind.COMPLETE: COMPLETE_ROW, Kind.GONE: GONE_ROW}
+ROWS: Final[dict[int, np.dtype[Any]]] = {
+    Kind.COMPLETE: COMPLETE_ROW,
+    Kind.GONE: GONE_ROW,
+    Kind.EXPIRES: EXPIRES_ROW,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,7 @@ class Batch:
     body: bytes
 
     def rows(self) -> Rows:
-        """The rows of COMPLETE or GONE, read-only, without a copy."""
+        """The rows of COMPLETE, GONE or EXPIRES, read-only, without a copy."""
         return np.frombuffer(self.body, ROWS[self.kind])
 
     def store(self) -> StoreInfo:
@@ -278,6 +284,8 @@ class Recovery:
     stores: dict[int, StoreInfo] = field(default_factory=dict)
     """The last that was said of each mounted store, by id. Objects of others are in ``rows`` no more."""
     notes: list[dict[str, Any]] = field(default_factory=list)
+    expires: dict[int, int] = field(default_factory=dict)
+    """Until when an object is readable that has a TTL, in ms of CLOCK_BOOTTIME, by generation."""
     next_sequence: int = 0
     generation_max: int = 0
     """The highest generation that appears anywhere."""
@@ -296,6 +304,7 @@ def recover_state(directory: Path) -> Recovery:
     # Bodies, joined at the end: numpy joins structured arrays field by field, 20 times slower.
     complete: list[bytes] = []
     gone: list[bytes] = []
+    expires: dict[int, int] = {}
     stores: dict[int, StoreInfo] = {}
     notes: list[dict[str, Any]] = []
     next_sequence, whole = 0, True
@@ -306,6 +315,8 @@ def recover_state(directory: Path) -> Recovery:
                 complete.append(_whole_rows(batch))
             elif batch.kind == Kind.GONE:
                 gone.append(_whole_rows(batch))
+            elif batch.kind == Kind.EXPIRES:
+                expires.update(np.frombuffer(_whole_rows(batch), EXPIRES_ROW).tolist())
             elif batch.kind == Kind.STORE:
                 store = batch.store()
                 stores[store.id] = store
@@ -333,7 +344,10 @@ def recover_state(directory: Path) -> Recovery:
     mounted = {id: store for id, store in stores.items() if store.state != "gone"}
     rows = live_rows(rows, lost)
     rows = _pick(rows, np.isin(rows["location"]["store"], np.fromiter(mounted, np.uint16, len(mounted))))
-    return Recovery(rows, mounted, notes, next_sequence, max(highest, default=0), whole)
+    if expires:
+        generations = rows["location"]["generation"]
+        expires = {one: expires[one] for one in generations.tolist() if one in expires}
+    return Recovery(rows, mounted, notes, expires, next_sequence, max(highest, default=0), whole)
 
 
 def live_rows(complete: Rows, gone: Rows) -> Rows:

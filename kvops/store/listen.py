@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import stat
 from functools import cache
@@ -11,9 +12,31 @@ from pathlib import Path
 from typing import Final
 
 from kvops.errors import ConfigError
+from kvops.limits import CONNECTIONS_MAX
 from kvops.net.link import Address
 
 BACKLOG: Final = 1_024
+FILES_RESERVED: Final = 128  # for the journal, logs, scrapes, control calls and sockets that listen
+
+
+def connection_room() -> int:
+    """
+    How many connections this process may accept, after it has taken as many files as it is allowed.
+
+    What it can neither accept nor refuse for want of descriptors would be hung up on without a word.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS_MAX + FILES_RESERVED
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return (
+        CONNECTIONS_MAX
+        if soft == resource.RLIM_INFINITY
+        else min(CONNECTIONS_MAX, max(1, soft - FILES_RESERVED))
+    )
 
 
 @cache

@@ -18,7 +18,6 @@ import uvloop
 from kvops import collector
 from kvops.errors import KvopsError
 from kvops.files import read_secret
-from kvops.limits import CONNECTIONS_MAX
 from kvops.log import configure, log
 from kvops.metrics import HttpServer, Reading, expose, serve_http
 from kvops.net import wire
@@ -36,7 +35,7 @@ from kvops.store.control import SERVICE, ControlServicer
 from kvops.store.events import EventFollower, EventLog
 from kvops.store.journal import recover_state, set_aside
 from kvops.store.journal_writer import JournalWriter
-from kvops.store.listen import boot_id, listen_tcp, listen_unix
+from kvops.store.listen import boot_id, connection_room, listen_tcp, listen_unix
 from kvops.store.master_core import TICK_MS, MasterCore, MasterSettings
 from kvops.store.model import GENERATION_SEQUENCE_BITS, Event, MasterStatus
 from kvops.store.snapshot import Snapshot
@@ -137,7 +136,7 @@ class Master:
         self.config = config
         self._secret = read_secret(Path(config.secret_file))
         self._state_dir = Path(config.state_dir)
-        self.connections = Peers(CONNECTIONS_MAX)
+        self.connections = Peers(connection_room())
         self._peers: dict[int, _Peer] = {}  # by number, once proved
         self._next_conn = 0
         self._ready = False

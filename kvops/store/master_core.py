@@ -44,7 +44,7 @@ from kvops.net.wire import Kind, decode
 from kvops.store import messages as m
 from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
 from kvops.store.eviction import Evictor
-from kvops.store.journal import COMPLETE, COMPLETE_ROW, GONE_ROW, Recovery
+from kvops.store.journal import COMPLETE, COMPLETE_ROW, EXPIRES_ROW, GONE_ROW, Recovery
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.lease import LeaseTable
 from kvops.store.messages import PutStatus, RemoveStatus
@@ -456,9 +456,9 @@ class MasterCore:
                     store.objects += 1
                     if store.announced is not None:
                         store.announced[slot] = True
-        self._journal_complete(puts)
+        self._journal_complete(puts, now_ms=now_ms)
 
-    def _journal_complete(self, puts: list[Put]) -> None:
+    def _journal_complete(self, puts: list[Put], *, now_ms: int) -> None:
         rows = [
             COMPLETE.pack(
                 p.digest, p.generation, offset, p.size, store, p.flags, chunk_of(p.flags), p.depth, p.tenant
@@ -468,6 +468,9 @@ class MasterCore:
         ]
         entry = np.frombuffer(b"".join(rows), COMPLETE_ROW)
         self.journal.append(JournalEntry(JournalKind.COMPLETE, entry))
+        ends = [(p.generation, now_ms + p.ttl_ms) for p in puts if p.ttl_ms]
+        if ends:
+            self.journal.append(JournalEntry(JournalKind.EXPIRES, np.array(ends, EXPIRES_ROW)))
 
     def _put_revoke(self, body: bytes, *, now_ms: int) -> bytes:
         rows = _rows(body, m.END_ROW, count_max=PUTS_PER_FRAME_MAX)
@@ -662,10 +665,18 @@ class MasterCore:
                 part_fresh["tenant"],
                 now_ms=now_ms,
             )
+            for slot, generation in self._with_ttl(part_fresh):
+                self.objects.expire_at(slot, recovery.expires.get(generation, now_ms))
             for row in part[~fresh]:
                 slot = int(self.index.find(np.ascontiguousarray(row["digest"]).reshape(1, 2))[0])
                 place = (StoreId(int(row["location"]["store"])), int(row["location"]["offset"]))
                 self.objects.add_place(slot, place)
+
+    def _with_ttl(self, rows: NDArray[np.void]) -> list[tuple[int, int]]:
+        """Slot and generation of those of these objects, just inserted, that have a TTL."""
+        some = rows[(rows["location"]["flags"] & ObjectFlag.HAS_TTL) != 0]
+        slots = self.index.find(np.ascontiguousarray(some["digest"])).tolist() if len(some) else []
+        return list(zip(slots, some["location"]["generation"].tolist(), strict=True))
 
     def _mount(self, conn: int, peer: _Conn, mount: m.Mount, *, now_ms: int) -> bytes:
         """Take a store node in; one that was only away keeps its id and all its objects."""
@@ -808,7 +819,7 @@ class MasterCore:
         for name in ("generation", "offset", "size"):
             locations[name] = rows[name]
         locations["store"] = store.id
-        locations["flags"] = rows["flags"] & PERMANENT_FLAGS
+        locations["flags"] = rows["flags"] & (PERMANENT_FLAGS | ObjectFlag.HAS_TTL)
         digests = np.ascontiguousarray(rows["digest"])
         slots = self.objects.insert(digests, locations, rows["depth"], rows["tenant"], now_ms=now_ms)
         assert store.announced is not None
@@ -820,6 +831,8 @@ class MasterCore:
         for name in ("digest", "chunk", "depth", "tenant"):
             entry[name] = rows[name]
         self.journal.append(JournalEntry(JournalKind.COMPLETE, entry))
+        for slot, _ in self._with_ttl(entry):
+            self.objects.expire_at(slot, now_ms)  # nobody knows any more how long it was to live
 
     def used_bytes(self) -> int:
         """Memory of objects that are readable or being written."""
@@ -1060,7 +1073,7 @@ class MasterCore:
 
     def check(self) -> None:
         """Assert what must hold between index, puts, stores and their allocators; for tests: walks everything."""
-        self.index.check()
+        self.objects.check()
         held: dict[int, list[tuple[int, int]]] = {store.id: [] for store in self.stores}
         objects = dict.fromkeys(held, 0)
         for slot in np.flatnonzero(self.index.location["store"][: self.index.slots_used]).tolist():

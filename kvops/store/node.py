@@ -19,7 +19,6 @@ import uvloop
 from kvops import collector
 from kvops.errors import KvopsError, Refused, Unreachable, WireError
 from kvops.files import read_secret
-from kvops.limits import CONNECTIONS_MAX
 from kvops.log import configure, log
 from kvops.metrics import Reading, expose, serve_http
 from kvops.net import wire
@@ -30,7 +29,7 @@ from kvops.net.wire import Frame, Kind
 from kvops.notify import notify, notify_ready
 from kvops.store import messages as m
 from kvops.store.config import StoreConfig
-from kvops.store.listen import boot_id, listen_tcp, listen_unix
+from kvops.store.listen import boot_id, connection_room, listen_tcp, listen_unix
 from kvops.store.node_core import NodeCore, Write
 from kvops.store.segment import Segment
 from kvops.store.session import SLOTS_PER_FRAME, Session
@@ -113,7 +112,7 @@ class Node:
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
-        self.connections = Peers(CONNECTIONS_MAX)
+        self.connections = Peers(connection_room())
         self.segment: Segment
         self.core: NodeCore
         self._secret = read_secret(Path(config.secret_file))

@@ -18,7 +18,7 @@ from kvops.limits import LEASE_TTL_MS
 from kvops.store import messages as m
 from kvops.store.index import ObjectIndex
 from kvops.store.lease import MS32_MASK
-from kvops.store.model import LOCATION, Digests, Generation, Locations, ObjectFlag, Slots, StoreId
+from kvops.store.model import LOCATION, Digests, Locations, ObjectFlag, Slots, StoreId
 
 SPECIAL: Final = ObjectFlag.HAS_TTL | ObjectFlag.REPLICATED
 """Flags of objects of which the index does not know everything."""
@@ -40,7 +40,8 @@ class Objects:
         self._hidden = self.index.hidden
         self._further: dict[int, list[Place]] = {}  # by slot: places beyond the first
         self._expires: dict[int, int] = {}  # by slot, in ms
-        self._expiry: list[tuple[int, int, Generation]] = []  # heap: when, slot, generation
+        self._ending: dict[int, dict[int, None]] = {}  # second → slots that have expired by then
+        self._seconds: list[int] = []  # heap of these
 
     def __len__(self) -> int:
         return len(self.index)
@@ -172,17 +173,33 @@ class Objects:
 
     def expire_at(self, slot: int, when_ms: int) -> None:
         """Let an object (with the flag HAS_TTL) be readable until then."""
-        generation = Generation(int(self.index.location["generation"][slot]))
         self._expires[slot] = when_ms
-        heapq.heappush(self._expiry, (when_ms, slot, generation))
+        second = -(-when_ms // 1_000)
+        if second not in self._ending:
+            self._ending[second] = {}
+            heapq.heappush(self._seconds, second)
+        self._ending[second][slot] = None
+
+    def expiries(self, slots: Slots) -> list[tuple[int, int]]:
+        """Generation of each of these objects that expires, and when."""
+        if not self._expires:
+            return []
+        generations = self.index.location["generation"][slots].tolist()
+        return [
+            (generation, self._expires[slot])
+            for slot, generation in zip(slots.tolist(), generations, strict=True)
+            if slot in self._expires
+        ]
 
     def expired(self, *, now_ms: int, count_max: int) -> list[int]:
-        """Slots of objects whose time is over, each once."""
+        """Slots of objects whose time is over, each once; up to a second after they can be read no more."""
         due: list[int] = []
-        while self._expiry and self._expiry[0][0] <= now_ms and len(due) < count_max:
-            _, slot, generation = heapq.heappop(self._expiry)
-            if int(self.index.location["generation"][slot]) == generation:
-                due.append(slot)
+        while self._seconds and self._seconds[0] * 1_000 <= now_ms and len(due) < count_max:
+            slots = self._ending[self._seconds[0]]
+            while slots and len(due) < count_max:
+                due.append(slots.popitem()[0])
+            if not slots:
+                del self._ending[heapq.heappop(self._seconds)]
         return due
 
     def forget(self, slots: Slots) -> list[list[Place]]:
@@ -194,6 +211,18 @@ class Objects:
         for at in np.flatnonzero(locations["flags"] & SPECIAL).tolist():
             slot = int(slots[at])
             places[at] += self._further.pop(slot, [])
-            self._expires.pop(slot, None)
+            when_ms = self._expires.pop(slot, None)
+            if when_ms is not None:
+                # Or what is evicted long before its time would be remembered until then.
+                self._ending.get(-(-when_ms // 1_000), {}).pop(slot, None)
         self.index.remove(slots)
         return places
+
+    def check(self) -> None:
+        """Assert that nothing is remembered of objects that are gone; for tests."""
+        self.index.check()
+        ending = {slot: second for second, slots in self._ending.items() for slot in slots}
+        assert ending == {slot: -(-when_ms // 1_000) for slot, when_ms in self._expires.items()}
+        assert sorted(self._seconds) == sorted(self._ending)
+        for slot in (*self._expires, *self._further):
+            assert self.index.location["store"][slot], "beside the index stands only what is in it"

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from kvops.store.journal import COMPLETE_ROW, Kind
+from kvops.store.journal import COMPLETE_ROW, EXPIRES_ROW, Kind
 from kvops.store.journal_writer import JournalWriter
 from kvops.store.master_core import MasterCore, chunks_of
 
@@ -35,6 +35,9 @@ class Snapshot:
         slots = np.arange(self._next, min(self._next + SLICE, index.slots_used), dtype=np.int64)
         slots = slots[index.location["store"][slots] != 0]
         rows = self._rows(slots)
+        ends = np.array(self._core.objects.expiries(slots), EXPIRES_ROW)
+        if len(ends) and not self._journal.append_snapshot(Kind.EXPIRES, ends.tobytes(), len(ends)):
+            return False
         if len(rows) and not self._journal.append_snapshot(Kind.COMPLETE, rows.tobytes(), len(rows)):
             return False  # the disk is behind: the same slice again later
         self._next += SLICE

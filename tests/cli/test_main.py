@@ -198,6 +198,42 @@ def test_our_own_bug(
     assert "Traceback" not in said
 
 
+def test_a_bug_met_with_a_strange_argument(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arguments that are no UTF-8 do not keep a bug from being reported."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    code = main.main(["fail\udcff"], root=Failing(ZeroDivisionError("oops")))
+
+    (file,) = tmp_path.glob("kvops-crash-*.txt")
+    assert code == 70
+    assert str(file) in capsys.readouterr().err
+    assert "\\udcff" in file.read_text()
+
+
+INTERRUPTED_WHILE_LOADING = """
+import os, runpy, signal, sys
+
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupter())
+sys.argv = ["kvops", "--help"]
+runpy.run_module("kvops", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_loading(kvops_env: dict[str, str]) -> None:
+    """Ctrl-C before the command has begun ends it as any other program, without a traceback."""
+    command = [sys.executable, "-c", INTERRUPTED_WHILE_LOADING]
+    done = subprocess.run(command, capture_output=True, env=kvops_env, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
 @pytest.mark.parametrize("closed", ["reader", "stdout"])
 def test_closed_output(closed: str, kvops_env: dict[str, str]) -> None:
     """A reader that has seen enough (| head), or no stdout at all, is no failure and no traceback."""

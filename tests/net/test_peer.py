@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kvops.net import wire
 from kvops.net.auth import HANDSHAKE_BYTES_MAX, Caller, Challenge, WireTrouble
+from kvops.net.link import Address
 from kvops.net.peer import UNSENT_BYTES_MAX, Peers
 from kvops.net.wire import Kind
 from tests.net.servers import (
@@ -231,10 +232,10 @@ def test_peer_that_does_not_read_holds_up_nobody() -> None:
 
 
 def test_connections_are_bounded() -> None:
-    """One connection too many is closed; when one ends there is room again."""
+    """One connection too many is told so and closed; when one ends there is room again."""
     with serve_echo(count_max=1) as address:
         with connect_proved(address), connect_raw(address) as second:
-            assert second.recv(1) == b""
+            assert trouble_of(second).code == "Refused"
         for _ in range(100):
             try:
                 connect_proved(address).close()
@@ -243,3 +244,44 @@ def test_connections_are_bounded() -> None:
             break
         else:
             pytest.fail("a place that fell free was not given again")
+
+
+def connect_half(address: Address) -> socket.socket:
+    """A blocking socket that was accepted and challenged, and has proved nothing."""
+    sock = connect_raw(address)
+    sock.sendall(wire.pack(Kind.HELLO, Caller(SECRET, HELLO).hello()))
+    assert receive_frame(sock)[0].kind == Kind.CHALLENGE
+    return sock
+
+
+def test_strangers_keep_nobody_out() -> None:
+    """Where there is no room left, the stranger who has proved nothing for longest makes some."""
+    with (
+        serve_echo(count_max=2) as address,
+        connect_half(address) as first,
+        connect_half(address) as second,
+        connect_proved(address) as friend,
+    ):
+        assert first.recv(1) == b""
+        with connect_proved(address) as another:
+            assert second.recv(1) == b""
+            for sock in (friend, another):
+                sock.sendall(wire.pack(Kind.LOOKUP, b"hello", 1))
+                assert receive_frame(sock)[1] == b"hello"
+
+
+def test_strangers_cost_little_memory() -> None:
+    """A connection gets its buffer once it has proved the secret."""
+
+    async def talk() -> tuple[int, int]:
+        peer, line = Echo(Peers(1)), Wire()
+        peer.connection_made(cast(asyncio.BaseTransport, line))
+        caller = Caller(SECRET, HELLO)
+        before = len(peer.get_buffer(-1))
+        feed(peer, wire.pack(Kind.HELLO, caller.hello()))
+        feed(peer, wire.pack(Kind.PROOF, caller.proof(bytes(line.written[wire.HEADER_BYTES :]))))
+        after = len(peer.get_buffer(-1))
+        peer.connection_lost(None)
+        return before, after
+
+    assert asyncio.run(talk()) == (HANDSHAKE_BYTES_MAX + wire.HEADER_BYTES, Echo.buffer_bytes)

@@ -169,6 +169,7 @@ class Rig:
         self.nodes: list[Node] = []
         self.complete: list[np.ndarray[Any, Any]] = []  # the journal
         self.gone: list[np.ndarray[Any, Any]] = []
+        self.expires: dict[int, int] = {}
         self.stores: dict[int, StoreInfo] = {}
         self.replies: dict[int, deque[bytes]] = {}  # to clients, that came later than their requests
         self._conns = 0
@@ -200,6 +201,8 @@ class Rig:
                 self.complete.append(entry.rows)  # type: ignore[arg-type]
             elif entry.kind == JournalKind.GONE:
                 self.gone.append(entry.rows)  # type: ignore[arg-type]
+            elif entry.kind == JournalKind.EXPIRES:
+                self.expires.update(entry.rows.tolist())  # type: ignore[union-attr]
             elif entry.store is not None:
                 self.stores[entry.store.id] = entry.store
         self.core.journal.clear()
@@ -418,7 +421,7 @@ class Rig:
         mounted = {id: store for id, store in self.stores.items() if store.state != "gone"}
         rows = live_rows(complete, gone)
         rows = rows[np.isin(rows["location"]["store"], list(mounted))]
-        return Recovery(rows, mounted)
+        return Recovery(rows, mounted, expires=dict(self.expires))
 
     def restart(self, *, journal: bool = True, down_ms: int = 0) -> None:
         """The master is killed and starts again; every connection breaks."""
@@ -434,6 +437,7 @@ class Rig:
         if not journal:
             self.complete.clear()
             self.gone.clear()
+            self.expires.clear()
             self.stores.clear()
         self.core = MasterCore(self.settings, term=self.term, now_ms=self.now_ms)
         if recovery is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ import pytest
 
 import kvops
 from kvops import PutOptions
-from kvops.errors import UsageError, WrongBuffer
+from kvops.errors import Unreachable, UsageError, WrongBuffer
 from kvops.files import write_private
+from kvops.net import wire
 from kvops.store.client import Pool
 from kvops.store.model import Reason
+from tests.net.servers import SECRET, accept_handshake, receive_frame, serve_script
 
 
 @pytest.fixture
@@ -174,3 +178,23 @@ def test_a_call_without_time_says_nothing_about_the_master(client: Pool, deadlin
 def test_a_deadline_may_be_far_away(client: Pool, deadline_ms: float) -> None:
     """However much time a caller gives, a master that is not there is known at once."""
     assert client.put("k", b"x", deadline_ms=deadline_ms).reason is Reason.MASTER_DOWN  # type: ignore[arg-type]
+
+
+def test_a_view_that_cannot_be_understood(tmp_path: Path) -> None:
+    """A master whose view of the stores is Greek to us costs hits, not exceptions; who must know is told."""
+    path = tmp_path / "secret"
+    write_private(path, SECRET.hex().encode())
+
+    def script(sock: socket.socket) -> None:
+        accept_handshake(sock)
+        for _ in range(2):
+            frame, _ = receive_frame(sock)
+            sock.sendall(wire.pack(wire.reply(frame.kind), b"\xc1", frame.request))
+
+    with (
+        serve_script(script) as address,
+        kvops.connect(str(address), secret_file=path, group="g", deadline_ms=5_000) as pool,
+    ):
+        with pytest.raises(Unreachable, match="View"):
+            pool.stores()
+        assert pool.refresh(time.monotonic() + 5) is False

@@ -15,6 +15,7 @@ from kvops.limits import (
     PUTS_PER_FRAME_MAX,
     REPLICAS_MAX,
     STORE_TTL_MS,
+    TTL_MS_MAX,
 )
 from kvops.net import wire
 from kvops.net.wire import Kind
@@ -261,6 +262,60 @@ def test_ttl_ends_an_object() -> None:
 
     assert free_bytes(rig) == free
     rig.core.check()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_ttl_outlives_the_master(replicas: int) -> None:
+    """A restarted master knows until when an object was to live, and lets it live so long."""
+    rig = Rig()
+    rig.node()
+    rig.node()
+    client = rig.client()
+    rig.put(client, "a", DATA, ttl_ms=5_000, replicas=replicas)
+    rig.put(client, "b", DATA)
+    rig.live(1_000)
+
+    rig.restart(down_ms=500)
+    rig.live(2_000)
+    assert len(rig.lookup("a")) == replicas
+    rig.live(1_500)
+
+    assert rig.lookup("a") == []
+    assert rig.lookup("b")
+    rig.live(2 * LEASE_TTL_MS)
+    rig.core.check()
+
+
+def test_ttl_that_nobody_knows_any_more() -> None:
+    """A master that lost its journal rather forgets an object with a TTL than keeps it for ever."""
+    rig = Rig()
+    rig.node()
+    client = rig.client()
+    rig.put(client, "a", DATA, ttl_ms=HOUR_MS)
+    rig.put(client, "b", DATA)
+
+    rig.restart(journal=False)
+    rig.live(3 * LEASE_TTL_MS)
+
+    assert rig.lookup("a") == []
+    assert rig.lookup("b")
+    rig.core.check()
+
+
+def test_objects_that_go_before_their_time_are_forgotten() -> None:
+    """Of an object with a TTL of days that is removed, evicted or replaced at once, nothing is kept for days."""
+    rig = Rig()
+    rig.node()
+    client = rig.client()
+
+    for _ in range(20):
+        rig.put(client, "key", b"x" * 100, ttl_ms=TTL_MS_MAX)
+        rig.remove(client, "key")
+        rig.flow()
+
+    rig.core.check()
+    rig.put(client, "key", b"x" * 100, ttl_ms=TTL_MS_MAX)
+    assert rig.lookup("key")
 
 
 def test_restarted_master_waits_for_its_predecessors_leases() -> None:

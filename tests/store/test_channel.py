@@ -1,0 +1,106 @@
+"""What a client keeps of its connections between calls, and after the last one."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from kvops.net.auth import Hello
+from kvops.net.link import LinkState
+from kvops.store.channel import IDLE_LINKS_MAX, Identity, Idle, StoreChannel
+from kvops.store.model import StoreInfo, StoreState
+
+
+class FakeLink:
+    """A connection that is in order until it is closed."""
+
+    def __init__(self) -> None:
+        self.state = LinkState.READY
+
+    def close(self) -> None:
+        self.state = LinkState.CLOSED
+
+
+def make_channel() -> StoreChannel:
+    hello = Hello(
+        role="client", group="g", name="c", host="h", numa_node=0, pid=1, boot_id="b", nonce=os.urandom(16)
+    )
+    info = StoreInfo(
+        id=1,
+        name="store-0",
+        host="h",
+        numa_node=0,
+        incarnation=7,
+        boot_id="b",
+        pid=1,
+        address="127.0.0.1:1",
+        unix_path="",
+        http_address="",
+        state=StoreState.READY,
+        capacity_bytes=0,
+        populated_bytes=0,
+        used_bytes=0,
+        objects=0,
+        transports=["shm", "tcp"],
+    )
+    return StoreChannel(info, Identity(hello=hello, secret=b"s" * 32), same_memory=True)
+
+
+class FakeMapping:
+    """Memory of a store's incarnation."""
+
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.dropped = False
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+def test_idle_links_are_bounded() -> None:
+    """No more connections are kept than a few; the others are closed."""
+    idle, links = Idle(), [FakeLink() for _ in range(IDLE_LINKS_MAX + 1)]
+
+    for link in links:
+        idle.put(link)  # type: ignore[arg-type]
+
+    assert [link.state for link in links].count(LinkState.CLOSED) == 1
+
+
+def test_a_call_that_outlives_its_pool_leaves_no_connection() -> None:
+    """A link that comes back after the pool was closed is closed, too."""
+    idle, before, after = Idle(), FakeLink(), FakeLink()
+    idle.put(before)  # type: ignore[arg-type]
+
+    idle.close()
+    idle.put(after)  # type: ignore[arg-type]
+
+    assert (before.state, after.state) == (LinkState.CLOSED, LinkState.CLOSED)
+    assert idle.take() is None
+
+
+@pytest.mark.parametrize(
+    ("closed", "incarnation", "kept"), [(False, 7, True), (False, 8, False), (True, 7, False)]
+)
+def test_memory_is_adopted_once_and_by_the_living(closed: bool, incarnation: int, kept: bool) -> None:
+    """A mapping of another incarnation, a second one, or one for a closed pool is given up at once."""
+    channel = make_channel()
+    mapping, link, second = FakeMapping(incarnation), FakeLink(), FakeMapping(7)
+    if closed:
+        channel.close()
+
+    channel.adopt(mapping, link)  # type: ignore[arg-type]
+
+    assert mapping.dropped is not kept
+    assert (channel.mapping is not None) is kept
+    if kept:
+        another: Any = FakeLink()
+        channel.adopt(second, another)  # type: ignore[arg-type]
+        assert second.dropped
+        channel.close()
+        assert mapping.dropped
+        assert another.state is link.state is LinkState.CLOSED
+    elif closed:
+        assert link.state is LinkState.CLOSED
