@@ -7,7 +7,7 @@ there is not. Down: no leader answers, or no store serves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -121,6 +121,23 @@ _STORE_TEXT: Final = {
     "draining": "it is being drained",
     "announcing": "its slot table is still being read",
 }
+
+
+# Of a store whose process runs: it is not back yet, and waiting may help.
+_AWAY: Final = ("gone", "unmounted", "suspected", "unseen", "announcing")
+
+
+def not_back(judgement: Judgement, names: Collection[str] | None = None) -> list[str]:
+    """
+    Members that run and have not joined the group (again) yet; a master that does not answer is one.
+
+    Args:
+        judgement: Of the group.
+        names: Only these stores; None: all of them.
+    """
+    masters = [row["name"] for row in judgement.masters if row["state"] == "unseen"]
+    stores = [row["name"] for row in judgement.stores if row["state"] in _AWAY]
+    return masters + [name for name in stores if names is None or name in names]
 
 
 def last_change(events: Iterable[Event]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvops.fleet.health import Health, Judgement, Known, Life, judge, last_change
+from kvops.fleet.health import Health, Judgement, Known, Life, judge, last_change, not_back
 from kvops.store.model import Event, MasterStatus, PlacementPolicy, StoreInfo, StoreState
 
 
@@ -141,6 +141,16 @@ def test_worst_first_and_since_when() -> None:
         "since": "2031-01-01T00:00:00Z",
         "text": "its process ended",
     }
+
+
+def test_who_is_not_back_yet() -> None:
+    """Whoever runs and has not joined again is awaited; what has ended is not, nor is a store nobody asked for."""
+    behind = judged(master(store("store-0", StoreState.SUSPECTED)))
+
+    assert sorted(not_back(behind)) == ["store-0", "store-1"]
+    assert not_back(behind, ["store-1"]) == ["store-1"]
+    assert not_back(judged(master(store("store-0")), store_1=Life.ENDED)) == []
+    assert not_back(judged(None)) == ["master-0", "store-0", "store-1"]
 
 
 def test_restarted_store() -> None:
