@@ -109,8 +109,20 @@ class Target:
         if self.masters:
             return self.masters
         if self.local is not None:
-            raise Unreachable(f"group {self.name} does not run", fix=f"start it: {_start_hint(self.name)}")
+            raise self.not_running()
         raise UsageError(f"context {self.name} names no masters", fix="add masters: [HOST:PORT] to it")
+
+    def not_running(self) -> Unreachable:
+        """Why a local group cannot be asked: it does not run at all, or its masters alone do not."""
+        members = self.state.members if self.state is not None else []
+        if any(member.running for member in members):
+            names = [member.name for member in members if member.role == "master" and not member.running]
+            verb = "is" if len(names) == 1 else "are"
+            return Unreachable(
+                f"{', '.join(names)} of group {self.name} {verb} down",
+                fix=f"{_kvops(self.name)} restart {' '.join(names)}",
+            )
+        return Unreachable(f"group {self.name} does not run", fix=f"start it: {_kvops(self.name)} start")
 
     def secret(self) -> bytes:
         """
@@ -126,8 +138,9 @@ class Target:
         return read_secret(self.secret_file)
 
 
-def _start_hint(name: str) -> str:
-    return "kvops start" if name == DEFAULT_GROUP else f"kvops -g {name} start"
+def _kvops(name: str) -> str:
+    """How a hint begins that acts on this group."""
+    return "kvops" if name == DEFAULT_GROUP else f"kvops -g {name}"
 
 
 def user_file(env: Mapping[str, str] = os.environ) -> Path:

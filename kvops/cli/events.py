@@ -50,7 +50,7 @@ def command(settings: Settings, since: str | None, follow: bool) -> int:
         start = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if not target.control:
         if target.local is not None:
-            raise Unreachable(f"group {target.name} does not run", fix="start it: kvops start")
+            raise target.not_running()
         raise UsageError(
             f"context {target.name} names no control address", fix="add control: [HOST:PORT] to it"
         )

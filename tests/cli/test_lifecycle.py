@@ -130,6 +130,19 @@ def test_restarted_master(started: Started) -> None:
     assert [store["state"] for store in found["stores"]] == ["ready", "ready"]
 
 
+def test_dead_master(started: Started) -> None:
+    """While stores run and their master does not, commands name the master and what brings it back."""
+    os.kill(document(started.run, "status")["masters"][0]["pid"], signal.SIGKILL)
+    try:
+        for args in (("object", "ls"), ("events",), ("replay", "--workload", "synth", "--requests", "5")):
+            done = started.run(*args)
+            assert done.returncode == 3, args
+            assert "master-0 of group local is down" in done.stderr
+            assert "fix:   kvops restart master-0" in done.stderr
+    finally:
+        assert started.run("restart", "master-0").returncode == 0
+
+
 def test_silent_master(started: Started) -> None:
     """A master that is stopped is named at once as the reason, and the group is down: exit code 3."""
     pid = document(started.run, "status")["masters"][0]["pid"]
