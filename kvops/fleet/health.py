@@ -1,7 +1,7 @@
 """
 Is a group healthy? A pure judgement of what its processes and its masters say.
 
-Healthy: a leader answers and every store serves. Degraded: clients are served, but something that should be
+Healthy: a leader answers, there are stores and every one serves. Degraded: clients are served, but something that should be
 there is not. Down: no leader answers, or no store serves.
 """
 
@@ -72,7 +72,8 @@ class Judgement:
     clients: list[dict[str, Any]] = field(default_factory=list)
     objects: int = 0
     used_bytes: int = 0
-    capacity_bytes: int = 0
+    capacity_bytes: int = 0  # of the segments of the stores that serve
+    populated_bytes: int = 0  # of it, what is ready for objects: after a start the rest is still being filled
     evicted_total: int = 0
     unseen: list[str] = field(default_factory=list)
 
@@ -94,6 +95,7 @@ class Judgement:
             "objects": self.objects,
             "used_bytes": self.used_bytes,
             "capacity_bytes": self.capacity_bytes,
+            "populated_bytes": self.populated_bytes,
             "evicted_total": self.evicted_total,
             "unseen": self.unseen,
         }
@@ -209,6 +211,16 @@ def judge(
                 code="breaker.open", subject=group, text="clients work without the pool", next="kvops events"
             )
         )
+    if leader is not None and not stores:
+        here = any(one.life is not Life.UNKNOWN for one in known)
+        reasons.append(
+            Reason(
+                code="store.none",
+                subject=group,
+                text="no store: nothing can be put",
+                next="kvops stop && kvops start --stores 1" if here else "",
+            )
+        )
     serving = [row for row in stores if row["state"] in _SERVING]
     if not known:
         reasons = [Reason(code="group.not_started", subject=group, text="it was never started here")]
@@ -232,7 +244,8 @@ def judge(
         ],
         objects=leader.objects if leader is not None else 0,
         used_bytes=leader.used_bytes if leader is not None else 0,
-        capacity_bytes=leader.capacity_bytes if leader is not None else 0,
+        capacity_bytes=sum(row["capacity_bytes"] for row in serving) if leader is not None else 0,
+        populated_bytes=leader.capacity_bytes if leader is not None else 0,
         evicted_total=leader.evicted_total if leader is not None else 0,
         unseen=unseen,
     )

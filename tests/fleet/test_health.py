@@ -143,6 +143,15 @@ def test_worst_first_and_since_when() -> None:
     }
 
 
+def test_no_store() -> None:
+    """A pool without a store answers, but nothing can be put: that is not healthy."""
+    found = judge(group="g", environment="local", known=KNOWN[:1], answers={"master-0": master()}, since={})
+
+    assert found.health is Health.DEGRADED
+    assert [(one.code, one.text) for one in found.reasons] == [("store.none", "no store: nothing can be put")]
+    assert found.reasons[0].next == "kvops stop && kvops start --stores 1"
+
+
 def test_who_is_not_back_yet() -> None:
     """Whoever runs and has not joined again is awaited; what has ended is not, nor is a store nobody asked for."""
     behind = judged(master(store("store-0", StoreState.SUSPECTED)))
@@ -219,6 +228,13 @@ def test_group_elsewhere() -> None:
 
     assert found.health is Health.HEALTHY
     assert [row["name"] for row in found.masters + found.stores] == ["master-0", "store-0"]
+
+
+def test_capacity_while_segments_fill() -> None:
+    """The capacity is the segments' whole size, beside what of it is ready."""
+    found = judged(master(store("store-0"), store("store-1"), capacity_bytes=60, used_bytes=0)).document()
+
+    assert (found["capacity_bytes"], found["populated_bytes"]) == (200, 60)
 
 
 def test_keys_that_others_rely_on() -> None:
