@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +129,25 @@ def test_restarted_master(started: Started) -> None:
     found = json.loads(again.stdout)
     assert (again.returncode, found["health"]) == (0, "healthy"), again.stderr
     assert [store["state"] for store in found["stores"]] == ["ready", "ready"]
+
+
+def test_since_when(started: Started) -> None:
+    """Whatever was stopped or killed keeps the time at which that was first seen, from look to look."""
+    store = document(started.run, "status")["stores"][0]
+    before = datetime.now(UTC)
+    os.kill(store["pid"], signal.SIGSTOP)
+    first, second = (document(started.run, "status")["reasons"][0] for _ in range(2))
+    said = started.run("status").stderr
+    os.kill(store["pid"], signal.SIGKILL)
+    killed, later = (document(started.run, "status")["reasons"][0] for _ in range(2))
+    assert started.run("restart", store["name"]).returncode == 0
+
+    assert first == second
+    assert (first["code"], killed["code"]) == ("store.stopped", "store.down")
+    assert datetime.fromisoformat(first["since"]) >= before
+    assert f"next: kill -CONT {store['pid']}, or kvops restart {store['name']}" in said
+    assert killed == later
+    assert document(started.run, "status")["reasons"] == []
 
 
 def test_dead_master(started: Started) -> None:
