@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -55,6 +56,24 @@ def test_objects(started: Started, tmp_path: Path) -> None:
     assert run("object", "rm", "small").returncode == 0
     gone = run("object", "get", "small")
     assert (gone.returncode, gone.stdout) == (1, "")
+
+
+def test_copies_and_removals_are_told_as_they_are(started: Started) -> None:
+    """A put of two replicas says how many were written, a list tells objects from copies, a removal what it did."""
+    run = started.run
+    put = run("object", "put", "two/a", "--replicas", "2", stdin=b"x")
+    machine = json.loads(run("object", "put", "two/b", "--replicas", "2", "-o", "json", stdin=b"x").stdout)
+    listed = run("object", "ls", "--prefix", "two/", "-o", "wide").stdout
+    removed = run("object", "rm", "two/a", "two/none", "-o", "wide")
+    rows = document(run, "object", "rm", "two/b")["removed"]
+
+    assert "2 of 2 replicas: store-" in put.stderr
+    assert (machine["replicas"], machine["replicas_asked"]) == (2, 2)
+    assert "2 objects, 4 copies" in listed
+    assert removed.returncode == 1
+    assert re.search(r"two/a +removed\n", removed.stdout)
+    assert re.search(r"two/none +not there\n", removed.stdout)
+    assert rows == [{"key": "two/b", "removed": True, "reason": "HIT"}]
 
 
 def test_what_happened(started: Started) -> None:
