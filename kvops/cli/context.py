@@ -85,6 +85,11 @@ class Target:
         """How human output begins."""
         return f"{self.name} ({self.environment})"
 
+    @property
+    def kvops(self) -> str:
+        """How a command begins that acts on this group."""
+        return "kvops" if self.name == DEFAULT_GROUP else f"kvops -g {self.name}"
+
     def require_local(self) -> LocalGroup:
         """
         The local group.
@@ -120,9 +125,9 @@ class Target:
             verb = "is" if len(names) == 1 else "are"
             return Unreachable(
                 f"{', '.join(names)} of group {self.name} {verb} down",
-                fix=f"{_kvops(self.name)} restart {' '.join(names)}",
+                fix=f"{self.kvops} restart {' '.join(names)}",
             )
-        return Unreachable(f"group {self.name} does not run", fix=f"start it: {_kvops(self.name)} start")
+        return Unreachable(f"group {self.name} does not run", fix=f"start it: {self.kvops} start")
 
     def secret(self) -> bytes:
         """
@@ -136,11 +141,6 @@ class Target:
         if self.secret_file is None:
             raise ConfigError(f"context {self.name} names no secret_file", fix="add secret_file: PATH to it")
         return read_secret(self.secret_file)
-
-
-def _kvops(name: str) -> str:
-    """How a hint begins that acts on this group."""
-    return "kvops" if name == DEFAULT_GROUP else f"kvops -g {name}"
 
 
 def user_file(env: Mapping[str, str] = os.environ) -> Path:

@@ -31,6 +31,9 @@ def command(settings: Settings, members: tuple[str, ...], now: bool, dry_run: bo
     r"""
     Restart a local group, or only the members named; those that have ended are started.
 
+    A store's contents are lost with its process: what it held has to be put or computed again. A master's are
+    not: it reads its journal, and the stores tell it what they hold.
+
     The master keeps its addresses. Members that are not named keep running. Returns when those that run have
     joined again, after --timeout at the latest (exit code 3), and shows the group as status does.
 
