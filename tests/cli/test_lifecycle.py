@@ -82,6 +82,19 @@ def test_what_happened(started: Started) -> None:
     assert "store.mounted" in started.run("logs", "master").stdout
 
 
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_following_events_ends_quietly(started: Started, signum: signal.Signals, code: int) -> None:
+    """Ctrl-C and SIGTERM are how events -f ends: the exit code says so, and nothing else."""
+    argv = [sys.executable, "-m", "kvops", "events", "-f", "-q", "-o", "jsonl"]
+    with subprocess.Popen(argv, env=started.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["event"]
+        process.send_signal(signum)
+        _, said = process.communicate(timeout=30)
+
+    assert (process.returncode, said) == (code, b"")
+
+
 def test_start_and_stop(run: Run, tmp_path: Path) -> None:
     """A group that was started is shown as status shows it; once stopped, no process is left and status says so."""
     begun = document(run, "start", "--segment-size", "16MiB")
