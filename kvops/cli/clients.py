@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kvops.cli.context import Target
 from kvops.errors import KvopsError, Unreachable, UsageError
-from kvops.fleet.health import Judgement, Known, Life, judge, last_change
+from kvops.fleet.health import Judgement, Known, Life, judge, last_change, trouble_since
 
 if TYPE_CHECKING:
     from kvops.store.model import Event, MasterStatus
@@ -76,6 +76,7 @@ def known_processes(target: Target) -> list[Known]:
                 numa_node=member.numa_node,
                 pid=member.pid,
                 life=life,
+                since=target.local.first_seen(member, str(life)) if target.local is not None else None,
                 address=member.addresses.get("listen", ""),
                 control=member.addresses.get("control", ""),
                 http=member.addresses.get("http", ""),
@@ -131,12 +132,14 @@ def look(target: Target, *, timeout_s: float) -> Judgement:
     stopped_since = None
     if target.state is not None and target.local is not None and not any(m.pid for m in target.state.members):
         stopped_since = target.local.changed()
+    events.sort(key=lambda event: event.time)
     return judge(
         group=target.name,
         environment=target.environment,
         known=known,
         answers=answers,
-        since=last_change(sorted(events, key=lambda event: event.time)),
+        since=last_change(events),
+        trouble=trouble_since(events),
         stopped_since=stopped_since,
     )
 

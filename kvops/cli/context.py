@@ -85,6 +85,11 @@ class Target:
         """How human output begins."""
         return f"{self.name} ({self.environment})"
 
+    @property
+    def kvops(self) -> str:
+        """How a command begins that acts on this group."""
+        return "kvops" if self.name == DEFAULT_GROUP else f"kvops -g {self.name}"
+
     def require_local(self) -> LocalGroup:
         """
         The local group.
@@ -109,8 +114,20 @@ class Target:
         if self.masters:
             return self.masters
         if self.local is not None:
-            raise Unreachable(f"group {self.name} does not run", fix=f"start it: {_start_hint(self.name)}")
+            raise self.not_running()
         raise UsageError(f"context {self.name} names no masters", fix="add masters: [HOST:PORT] to it")
+
+    def not_running(self) -> Unreachable:
+        """Why a local group cannot be asked: it does not run at all, or its masters alone do not."""
+        members = self.state.members if self.state is not None else []
+        if any(member.running for member in members):
+            names = [member.name for member in members if member.role == "master" and not member.running]
+            verb = "is" if len(names) == 1 else "are"
+            return Unreachable(
+                f"{', '.join(names)} of group {self.name} {verb} down",
+                fix=f"{self.kvops} restart {' '.join(names)}",
+            )
+        return Unreachable(f"group {self.name} does not run", fix=f"start it: {self.kvops} start")
 
     def secret(self) -> bytes:
         """
@@ -124,10 +141,6 @@ class Target:
         if self.secret_file is None:
             raise ConfigError(f"context {self.name} names no secret_file", fix="add secret_file: PATH to it")
         return read_secret(self.secret_file)
-
-
-def _start_hint(name: str) -> str:
-    return "kvops start" if name == DEFAULT_GROUP else f"kvops -g {name} start"
 
 
 def user_file(env: Mapping[str, str] = os.environ) -> Path:

@@ -11,6 +11,7 @@ import click
 from kvops.cli import options
 from kvops.cli.clients import control_client
 from kvops.cli.context import resolve
+from kvops.cli.interrupt import ends_quietly
 from kvops.cli.options import Settings
 from kvops.cli.output import Column, Output, printable
 from kvops.errors import Unreachable, UsageError
@@ -50,7 +51,7 @@ def command(settings: Settings, since: str | None, follow: bool) -> int:
         start = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if not target.control:
         if target.local is not None:
-            raise Unreachable(f"group {target.name} does not run", fix="start it: kvops start")
+            raise target.not_running()
         raise UsageError(
             f"context {target.name} names no control address", fix="add control: [HOST:PORT] to it"
         )
@@ -63,8 +64,9 @@ def command(settings: Settings, since: str | None, follow: bool) -> int:
                 stream = client.events(start, follow=follow)
                 if follow:
                     out.header(target.label, "Ctrl-C ends")
-                    for event in stream:
-                        _print(out, _row(event))
+                    with ends_quietly():
+                        for event in stream:
+                            _print(out, _row(event))
                     return 0
                 rows = [_row(event) for event in stream]
             except Unreachable as error:

@@ -16,6 +16,7 @@ import click
 
 from kvops.cli import options
 from kvops.cli.context import resolve
+from kvops.cli.interrupt import ends_quietly
 from kvops.cli.options import Settings
 from kvops.cli.output import Output, printable
 from kvops.errors import ConfigError, UsageError
@@ -25,6 +26,9 @@ POLL_S: Final = 0.2  # between looks with -f: inotify has no place in the standa
 BLOCK_BYTES: Final = 64 * 1024
 LINE_BYTES_MAX: Final = 64 * 1024  # a longer line is shown in pieces
 LINES_MAX: Final = 1_000_000
+CONTROL: Final = re.compile(
+    r"[\x00-\x08\x0a-\x1f\x7f-\x9f]"
+)  # what steers a terminal; our own lines hold none
 LEVEL_COLORS: Final = {"warning": "yellow", "error": "red", "critical": "red"}
 
 
@@ -45,7 +49,9 @@ def command(settings: Settings, members: tuple[str, ...], follow: bool, lines: i
     r"""
     Show what members of a local group wrote: all of them, some, or those of a role (master, store).
 
-    On a terminal lines are made readable; through a pipe, or with -o json, they come as they were written.
+    On a terminal lines are made readable. Through a pipe the lines of one member come as they were written;
+    those of several are one stream in the order of their times, each line behind its member's name and a tab.
+    With -o jsonl each line is an object that names its member.
 
     \b
     Examples:
@@ -74,11 +80,12 @@ def command(settings: Settings, members: tuple[str, ...], follow: bool, lines: i
     if not follow:
         return 0
     pause = threading.Event()
-    while True:
-        for tail in tails:
-            for line in tail.fresh():
-                _print(out, tail.name, line, many=len(tails) > 1)
-        pause.wait(POLL_S)
+    with ends_quietly():
+        while True:
+            for tail in tails:
+                for line in tail.fresh():
+                    _print(out, tail.name, line, many=len(tails) > 1)
+            pause.wait(POLL_S)
 
 
 def _choose(state: GroupState, wanted: list[str]) -> list[str]:
@@ -189,7 +196,11 @@ def _print(out: Output, name: str, line: str, *, many: bool) -> None:
     elif out.human and fields is not None:
         click.echo(_readable(out, name if many else "", fields), color=out.color)
     else:
-        click.echo(f"{name}\t{printable(line)}" if many else printable(line))
+        click.echo(f"{name}\t{printable(line)}" if many else CONTROL.sub(_escaped, line))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return repr(found.group())[1:-1]
 
 
 def _readable(out: Output, name: str, fields: dict[str, Any]) -> str:

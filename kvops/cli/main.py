@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import click
 
 from kvops import __version__
+from kvops.cli.interrupt import Terminated
 from kvops.cli.options import Command, Group
 from kvops.errors import KvopsError, StartFailed
 
@@ -117,14 +118,6 @@ def cli() -> None:
     Example:
       kvops start --stores 3 && kvops status
     """
-
-
-class Terminated(BaseException):
-    """SIGTERM or SIGHUP, raised where we are so that what was begun is undone; never caught for good."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signum)
-        self.signum = signum
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:

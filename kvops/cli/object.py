@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -209,12 +209,22 @@ def put(
         outcome = pool.batch_put_from([key], [memoryview(data)], options=how)[0]
     if not outcome.ok:
         raise _trouble(key, outcome, doing="put")
-    row = {"key": key, "outcome": str(outcome.reason), "size_bytes": len(data), "store": outcome.store}
+    reason = str(outcome.reason)
     if out.structured:
-        out.document(row)
-    elif not settings.quiet:
-        out.note(f"{row['outcome']}  {key}  {len(data):,} B  {outcome.store or ''}".rstrip())
+        row = {"key": key, "outcome": reason, "size_bytes": len(data), "store": outcome.store}
+        out.document(row | {"replicas": outcome.replicas, "replicas_asked": replicas})
+    else:
+        out.note(f"{reason}  {key}  {len(data):,} B  {where(outcome, replicas)}".rstrip())
     return 0
+
+
+def where(outcome: Any, asked: int) -> str:
+    """Where a put went, for people: the store, and how many replicas were written when several were asked for."""
+    store = outcome.store or ""
+    if asked == 1 or not outcome.replicas:
+        return store
+    others = f" and {outcome.replicas - 1} more" if outcome.replicas > 1 else ""
+    return f"{outcome.replicas} of {asked} replicas: {store}{others}"
 
 
 def _read_input(file: Path | None) -> bytes:
@@ -298,8 +308,16 @@ def rm(settings: Settings, keys: tuple[str, ...], yes: bool, dry_run: bool, name
                 trouble = trouble or _trouble(key, outcome, doing="remove")
     if trouble is not None:
         raise trouble
-    out.rows("removed", (Column("key"), Column("removed"), Column("reason")), rows, group=target.name)
-    return 0 if all(row["removed"] for row in rows) else 1
+    count = sum(bool(row["removed"]) for row in rows)
+    if out.human:
+        out.header(target.label, f"{count} of {len(rows)} removed")
+        results = [
+            {"key": row["key"], "result": "removed" if row["removed"] else "not there"} for row in rows
+        ]
+        out.table((Column("key"), Column("result")), results)
+    else:
+        out.rows("removed", (Column("key"), Column("removed"), Column("reason")), rows, group=target.name)
+    return 0 if count == len(rows) else 1
 
 
 @command.command("ls")
@@ -325,11 +343,18 @@ def ls(
     out = Output(settings)
     with _pool(settings, namespace) as (target, pool):
         rows, following = pool.ls(prefix=prefix, store=store, limit=limit, cursor=cursor)
-    out.header(target.label, f"{len(rows)} objects{', more follow' if following else ''}")
+    out.header(target.label, _counted(rows) + (", more follow" if following else ""))
     out.rows("objects", LS_COLUMNS, rows, group=target.name, cursor=following)
     if following and not out.structured:
         out.note(f"more: add --cursor {following}")
     return 0
+
+
+def _counted(rows: Sequence[dict[str, Any]]) -> str:
+    """How many objects there are, and how many copies, a row each, where that is more."""
+    count = len({row["key"] for row in rows})
+    objects = f"{count:,} object{'' if count == 1 else 's'}"
+    return objects if count == len(rows) else f"{objects}, {len(rows):,} copies"
 
 
 STATS_COLUMNS: Final = (

@@ -19,7 +19,7 @@ from kvops.errors import KvopsError, ParseError, Refused, UsageError
 from kvops.limits import KIB, MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kvops.inference.replay import Planned, ReplayConfig
     from kvops.inference.replay import Progress as Reached
@@ -137,7 +137,21 @@ def command(settings: Settings, /, **values: Any) -> int:
         write_report(str(said.report), result, title=title)
         figures["report"] = str(said.report)
     show(out, result, figures)
+    for line in left_behind(resolve(settings), [one.target for one in config.events]):
+        out.note(line)
     return exit_code(figures)
+
+
+def left_behind(target: Target, names: Sequence[str]) -> Iterator[str]:
+    """Members among these that ``--at`` left down or stopped, and what brings each back."""
+    if target.state is None:
+        return
+    for name in dict.fromkeys(names):
+        member = target.state.member(name)
+        if not member.running:
+            yield f"{name} is still down: {target.kvops} restart {name}"
+        elif member.stopped:
+            yield f"{name} is still stopped: kill -CONT {member.pid}, or {target.kvops} restart {name}"
 
 
 def exit_code(figures: dict[str, Any]) -> int:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Collection
+from typing import Final
+
 import click
 
 from kvops.cli import options
 from kvops.cli.clients import look
-from kvops.cli.context import resolve
+from kvops.cli.context import Target, resolve
 from kvops.cli.options import Settings
 from kvops.cli.output import Output
 from kvops.cli.start import READY_TIMEOUT_S, READY_TIMEOUT_S_PER_GIB
-from kvops.cli.status import show
+from kvops.cli.status import EXIT_CODES, show
+from kvops.fleet.health import Health, Judgement, not_back
+
+LOOK_PAUSE_S: Final = 0.2  # between looks at who has joined again
+_NO_MASTER: Final = ("down", "stopped")
 
 
 @options.command("restart")
@@ -22,7 +31,11 @@ def command(settings: Settings, members: tuple[str, ...], now: bool, dry_run: bo
     r"""
     Restart a local group, or only the members named; those that have ended are started.
 
-    The master keeps its addresses. Members that are not named keep running.
+    A store's contents are lost with its process: what it held has to be put or computed again. A master's are
+    not: it reads its journal, and the stores tell it what they hold.
+
+    The master keeps its addresses. Members that are not named keep running. Returns when those that run have
+    joined again, after --timeout at the latest (exit code 3), and shows the group as status does.
 
     \b
     Examples:
@@ -53,11 +66,31 @@ def command(settings: Settings, members: tuple[str, ...], now: bool, dry_run: bo
             click.echo(f"  {step}" if out.human else step)
         return 0
     gib = len(chosen) * state.segment_size_bytes / (1 << 30)
-    local.restart(
-        names,
-        now=now,
-        timeout_s=settings.timeout_s(READY_TIMEOUT_S + READY_TIMEOUT_S_PER_GIB * gib),
-        tell=lambda name, text: out.note(f"{name:<10} {text}"),
-    )
-    target = resolve(settings)
-    return show(out, target, look(target, timeout_s=5.0))
+    timeout_s = settings.timeout_s(READY_TIMEOUT_S + READY_TIMEOUT_S_PER_GIB * gib)
+    deadline = time.monotonic() + timeout_s
+    local.restart(names, now=now, timeout_s=timeout_s, tell=lambda name, text: out.note(f"{name:<10} {text}"))
+    # A new master knows none of the stores; a new store is awaited alone.
+    joining = None if any(one.role == "master" for one in chosen) else [one.name for one in chosen]
+    target, judgement, away = _joined(settings, joining, deadline=deadline)
+    code = show(out, target, judgement)
+    if away:
+        out.note(f"not back in time: {', '.join(away)}")
+        return EXIT_CODES[Health.DOWN]
+    # Whatever else is wrong with the group was so before: what was asked for is done.
+    return 0 if judgement.health is not Health.DOWN else code
+
+
+def _joined(
+    settings: Settings, names: Collection[str] | None, *, deadline: float
+) -> tuple[Target, Judgement, list[str]]:
+    """Look until the members that run are back, or time is over; gives those that are not."""
+    pause = threading.Event()
+    while True:
+        target = resolve(settings)
+        left_s = deadline - time.monotonic()
+        judgement = look(target, timeout_s=min(5.0, max(1.0, left_s)))
+        away = not_back(judgement, names)
+        # Without a master that runs, nobody comes back.
+        if not away or left_s <= LOOK_PAUSE_S or all(one["state"] in _NO_MASTER for one in judgement.masters):
+            return target, judgement, away
+        pause.wait(LOOK_PAUSE_S)

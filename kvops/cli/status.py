@@ -93,12 +93,16 @@ def _summary(judgement: Judgement) -> str:
         f"{len(rows)} {word}{'' if len(rows) == 1 else 's'}"
         for word, rows in (("master", judgement.masters), ("store", judgement.stores))
     ]
-    share = f" ({judgement.used_bytes / judgement.capacity_bytes:.0%})" if judgement.capacity_bytes else ""
+    more = ""
+    if judgement.populated_bytes < judgement.capacity_bytes:
+        more = f" ({human_bytes(judgement.populated_bytes)} ready, filling)"
+    elif judgement.capacity_bytes:
+        more = f" ({judgement.used_bytes / judgement.capacity_bytes:.0%})"
     return ", ".join(
         [
             *counts,
             f"{judgement.objects:,} objects",
-            f"{human_bytes(judgement.used_bytes)} of {human_bytes(judgement.capacity_bytes)}{share}",
+            f"{human_bytes(judgement.used_bytes)} of {human_bytes(judgement.capacity_bytes)}{more}",
         ]
     )
 
@@ -116,7 +120,7 @@ def _next(target: Target, judgement: Judgement) -> str:
     group = "" if target.name == "local" else f" -g {target.name}"
     for reason in judgement.reasons:
         if reason.next:
-            return reason.next.replace("kvops", f"kvops{group}", 1)
+            return reason.next.replace("kvops ", f"kvops{group} ")
     if judgement.health is Health.DOWN and target.local is not None:
         return f"kvops{group} start"
     return f"kvops{group} object stats" if judgement.health is Health.HEALTHY else f"kvops{group} events"

@@ -1,15 +1,16 @@
 """
 Is a group healthy? A pure judgement of what its processes and its masters say.
 
-Healthy: a leader answers and every store serves. Degraded: clients are served, but something that should be
-there is not. Down: no leader answers, or no store serves.
+Healthy: a leader answers, there are stores and every one serves. Degraded: clients are served, but something
+that should be there is not. Down: no leader answers, or no store serves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Known:
     numa_node: int = 0
     pid: int = 0
     life: Life = Life.UNKNOWN
+    since: str | None = None  # when its process was first seen ended or stopped, RFC 3339
     address: str = ""
     control: str = ""
     http: str = ""
@@ -72,7 +74,8 @@ class Judgement:
     clients: list[dict[str, Any]] = field(default_factory=list)
     objects: int = 0
     used_bytes: int = 0
-    capacity_bytes: int = 0
+    capacity_bytes: int = 0  # of the segments of the stores that serve
+    populated_bytes: int = 0  # of it, what is ready for objects: after a start the rest is still being filled
     evicted_total: int = 0
     unseen: list[str] = field(default_factory=list)
 
@@ -94,6 +97,7 @@ class Judgement:
             "objects": self.objects,
             "used_bytes": self.used_bytes,
             "capacity_bytes": self.capacity_bytes,
+            "populated_bytes": self.populated_bytes,
             "evicted_total": self.evicted_total,
             "unseen": self.unseen,
         }
@@ -123,9 +127,49 @@ _STORE_TEXT: Final = {
 }
 
 
+# Of a store whose process runs: it is not back yet, and waiting may help.
+_AWAY: Final = ("gone", "unmounted", "suspected", "unseen", "announcing")
+
+
+def not_back(judgement: Judgement, names: Collection[str] | None = None) -> list[str]:
+    """
+    Members that run and have not joined the group (again) yet; a master that does not answer is one.
+
+    Args:
+        judgement: Of the group.
+        names: Only these stores; None: all of them.
+    """
+    masters = [row["name"] for row in judgement.masters if row["state"] == "unseen"]
+    stores = [row["name"] for row in judgement.stores if row["state"] in _AWAY]
+    return masters + [name for name in stores if names is None or name in names]
+
+
 def last_change(events: Iterable[Event]) -> dict[str, str]:
     """When each subject last changed, from events oldest first."""
     return {event.subject: event.time for event in events}
+
+
+_TROUBLE: Final = ("store.suspected", "store.lost")
+_BACK: Final = ("store.mounted", "store.ready", "store.recovered")
+
+
+def trouble_since(events: Iterable[Event]) -> dict[str, str]:
+    """
+    Since when each store that is in trouble has been, from events oldest first.
+
+    What follows the first sign (given up, forgotten) does not move it; coming back ends it. A former mount
+    that is given up because its store is back as another says nothing of the new one.
+    """
+    found: dict[str, str] = {}
+    mounts: dict[str, object] = {}
+    for event in events:
+        name, mount = event.subject, event.detail.get("id")
+        if event.event in _BACK:
+            found.pop(name, None)
+            mounts[name] = mount if mount is not None else mounts.get(name)
+        elif event.event in _TROUBLE and (mount is None or mount == mounts.get(name, mount)):
+            found.setdefault(name, event.time)
+    return found
 
 
 def judge(
@@ -135,6 +179,7 @@ def judge(
     known: Sequence[Known],
     answers: Mapping[str, MasterStatus],
     since: Mapping[str, str],
+    trouble: Mapping[str, str] = MappingProxyType({}),
     stopped_since: str | None = None,
 ) -> Judgement:
     """
@@ -146,6 +191,7 @@ def judge(
         known: The processes it should have; for a group elsewhere, its masters alone.
         answers: What masters said, by the names in ``known``; those that did not answer are missing.
         since: When each subject last changed.
+        trouble: Since when each store that is in trouble has been (``trouble_since``).
         stopped_since: When a group that was stopped on purpose was stopped.
     """
     reasons: list[Reason] = []
@@ -157,7 +203,7 @@ def judge(
         if status is not None:
             continue
         unseen.append(one.name)
-        reasons.append(_master_reason(one, since))
+        reasons.append(_master_reason(one))
     leaders = [status for status in answers.values() if status.role == "leader"]
     leader = max(leaders, key=lambda status: status.term, default=None)
     if leader is None and answers:
@@ -172,17 +218,19 @@ def judge(
     stores = [_store_row(name, by_name.get(name), mounted.get(name), leader) for name in names]
     for row in stores:
         state = row["state"]
-        row["since"] = since.get(row["name"])
+        row["since"] = _since(
+            state, by_name.get(row["name"]), trouble.get(row["name"]), since.get(row["name"])
+        )
         if state == "unseen":
             unseen.append(row["name"])
         elif state in _STORE_TEXT:
-            follow = f"kvops restart {row['name']}" if state == "down" else f"kvops logs {row['name']}"
+            follow = _next(state, row["name"], row["pid"])
             reasons.append(
                 Reason(
                     code=f"store.{state}",
                     subject=row["name"],
                     text=_STORE_TEXT[state],
-                    since=since.get(row["name"]),
+                    since=row["since"],
                     next=follow if row["name"] in by_name else "",
                 )
             )
@@ -190,6 +238,16 @@ def judge(
         reasons.append(
             Reason(
                 code="breaker.open", subject=group, text="clients work without the pool", next="kvops events"
+            )
+        )
+    if leader is not None and not stores:
+        here = any(one.life is not Life.UNKNOWN for one in known)
+        reasons.append(
+            Reason(
+                code="store.none",
+                subject=group,
+                text="no store: nothing can be put",
+                next="kvops stop && kvops start --stores 1" if here else "",
             )
         )
     serving = [row for row in stores if row["state"] in _SERVING]
@@ -215,7 +273,8 @@ def judge(
         ],
         objects=leader.objects if leader is not None else 0,
         used_bytes=leader.used_bytes if leader is not None else 0,
-        capacity_bytes=leader.capacity_bytes if leader is not None else 0,
+        capacity_bytes=sum(row["capacity_bytes"] for row in serving) if leader is not None else 0,
+        populated_bytes=leader.capacity_bytes if leader is not None else 0,
         evicted_total=leader.evicted_total if leader is not None else 0,
         unseen=unseen,
     )
@@ -229,17 +288,30 @@ def _newest_mounts(stores: Iterable[StoreInfo]) -> dict[str, StoreInfo]:
     return found
 
 
-def _master_reason(one: Known, since: Mapping[str, str]) -> Reason:
-    when = since.get(one.name)
-    if one.life is Life.ENDED:
-        text, follow, code = "its process ended", f"kvops restart {one.name}", "master.down"
-    elif one.life is Life.STOPPED:
-        text, follow, code = "its process is stopped by a signal", f"kill -CONT {one.pid}", "master.stopped"
-    else:
-        text, follow, code = "it did not answer in time", f"kvops logs {one.name}", "master.unseen"
-        if one.life is Life.UNKNOWN:
-            follow = ""
-    return Reason(code=code, subject=one.name, text=text, since=when, next=follow)
+def _since(state: str, one: Known | None, trouble: str | None, change: str | None) -> str | None:
+    """Since when a store is in its state: an end or a stop is dated by its first sign, and keeps that date."""
+    if state not in ("down", "stopped", "gone", "suspected"):
+        return change
+    seen = one.since if one is not None else None
+    return min(filter(None, (trouble, seen)), default=None)
+
+
+def _next(state: str, name: str, pid: int | None) -> str:
+    """What to do about a member in this state."""
+    if state == "stopped":
+        return f"kill -CONT {pid}, or kvops restart {name}"
+    return f"kvops restart {name}" if state == "down" else f"kvops logs {name}"
+
+
+def _master_reason(one: Known) -> Reason:
+    state = {Life.ENDED: "down", Life.STOPPED: "stopped"}.get(one.life, "unseen")
+    return Reason(
+        code=f"master.{state}",
+        subject=one.name,
+        text=_STORE_TEXT.get(state, "it did not answer in time"),
+        since=one.since,
+        next=_next(state, one.name, one.pid) if one.life is not Life.UNKNOWN else "",
+    )
 
 
 def _master_row(one: Known, status: MasterStatus | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ A group on this machine: its files, and the life of its processes.
         configs/*.yaml  what each member was started with
         logs/*.log      what it wrote
         <member>/       its own state
+        seen/           empty files: when a process was first seen ended or stopped
 
 A member's process is named by pid, start time and boot id. What is written down of a former boot, or of a pid
 that somebody else has by now, counts as ended and is never signalled.
@@ -247,6 +248,7 @@ class LocalGroup:
         self.folder = state_dir / "groups" / name
         self.state_file = self.folder / "group.yaml"
         self.secret_file = self.folder / "secret"
+        self._seen = self.folder / "seen"
         self._command = command
         self._kvops = "kvops" if name == DEFAULT_GROUP else f"kvops -g {name}"  # how hints begin
 
@@ -318,6 +320,34 @@ class LocalGroup:
         """When what is written down last changed, as RFC 3339 in UTC."""
         try:
             return _rfc3339(datetime.fromtimestamp(self.state_file.stat().st_mtime, UTC))
+        except OSError:
+            return None
+
+    def first_seen(self, member: Member, life: str) -> str | None:
+        """
+        When this member's process was first seen in its present trouble, as RFC 3339 in UTC; None while it runs.
+
+        An empty file keeps the time, so that it does not move from look to look: of a process that has ended
+        the kernel says nothing any more, of a stopped one not since when.
+
+        Args:
+            member: The member.
+            life: ``ended``, ``stopped``, or anything else for a process that runs.
+        """
+        prefix = f"{member.name}.{member.pid}.{member.started_ticks}"
+        mark = self._seen / f"{prefix}.{life}"
+        try:
+            if life not in ("ended", "stopped"):
+                (self._seen / f"{prefix}.stopped").unlink(missing_ok=True)
+                return None
+            self._seen.mkdir(mode=0o700, exist_ok=True)
+            os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            pass
+        except OSError:
+            pass  # another user's group: what was seen before is still there
+        try:
+            return _rfc3339(datetime.fromtimestamp(mark.stat().st_mtime, UTC))
         except OSError:
             return None
 
@@ -615,6 +645,8 @@ class LocalGroup:
             starting: dict[int, _Starting] = {}  # by pidfd
             for name in names:
                 member = state.member(name)
+                for mark in self._seen.glob(f"{name}.*"):
+                    mark.unlink(missing_ok=True)
                 log_file = self.log_file(name)
                 offset = _set_aside(log_file)
                 # A process that runs but is not written down would be lost: the two are one step.

@@ -209,6 +209,15 @@ class _Grant:
         """Bit i: replica i is whole, as far as this writer can tell."""
         return sum(1 << i for i, piece in enumerate(self.slices) if piece.state is SliceState.DONE)
 
+    @property
+    def stored(self) -> Outcome:
+        """What a caller hears of an object of which something was written: the first such store, and how many."""
+        written = self.written
+        first = (written & -written).bit_length() - 1
+        return Outcome(
+            True, Reason.STORED, len(self.slices[0].data), self.stores[first], replicas=written.bit_count()
+        )
+
 
 class PutPlan:
     """
@@ -323,8 +332,9 @@ class PutPlan:
         for grant in self._grants:
             first = grant.slices[0]
             if grant.written and first.flags & ObjectFlag.PARTS and not first.sealed:
-                stored = Outcome(True, Reason.STORED, len(first.data), grant.stores[0])
-                self.outcomes[grant.index] = stored  # the rank that completes the object tells the master
+                self.outcomes[grant.index] = (
+                    grant.stored
+                )  # the rank that completes the object tells the master
                 continue
             if not grant.written:
                 self.outcomes[grant.index] = Outcome(False, _REASONS[first.state], 0, grant.stores[0])
@@ -338,9 +348,8 @@ class PutPlan:
         """Take in the answer to PUT_END."""
         for grant, status in zip(self._ends, answer, strict=True):
             if grant.written:
-                stored = Outcome(True, Reason.STORED, len(grant.slices[0].data), grant.stores[0])
                 self.outcomes[grant.index] = (
-                    stored if status == PutStatus.STORED else Outcome(False, Reason.STALE)
+                    grant.stored if status == PutStatus.STORED else Outcome(False, Reason.STALE)
                 )
 
     def lost(self, reason: Reason) -> None:

@@ -80,6 +80,7 @@ class Outcome:
     reason: Reason
     size_bytes: int = 0
     store: str | None = None
+    replicas: int = 0  # of a put that was STORED: how many were written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +74,34 @@ def test_choice(args: list[str], count: int, group: LocalGroup, run: Run) -> Non
 def test_terminal_is_safe(group: LocalGroup, run: Run) -> None:
     """A log line cannot steer the terminal."""
     assert "\x1b" not in run("logs", "store-0").stdout
+
+
+def test_through_a_pipe(group: LocalGroup, run: Run) -> None:
+    """One member's lines come as they were written, whatever letters they hold; several carry their names."""
+    line = '{"event": "x", "text": "a\u00a0b\tc"}'
+    group.log_file("master-0").write_text(f"{line}\n")
+
+    assert run("logs", "master-0").stdout == f"{line}\n"
+    assert run("logs", "master-0", "store-0").stdout.startswith("master-0\t{")
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_following_ends_quietly(
+    group: LocalGroup, kvops_env: dict[str, str], signum: signal.Signals, code: int
+) -> None:
+    """Ctrl-C and SIGTERM are how -f ends: the exit code says so, and nothing else."""
+    argv = [sys.executable, "-m", "kvops", "logs", "store-0", "-f", "-q"]
+    with subprocess.Popen(argv, env=kvops_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with group.log_file("store-0").open("a") as log:
+            log.write("fresh\n")
+        while process.stdout.readline() != b"fresh\n":
+            pass  # it follows
+        process.send_signal(signum)
+        _, said = process.communicate(timeout=30)
+
+    assert (process.returncode, said) == (code, b"")
 
 
 def test_unknown_member(group: LocalGroup, run: Run) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import kvops
 from kvops.cli import main
+from kvops.cli.interrupt import Terminated
 from kvops.cli.main import COMMANDS, Root, wants_json
 from kvops.errors import KvopsError
 
@@ -169,8 +170,8 @@ class Failing(Root):
         (KvopsError("no", fix="do"), 1),
         (KeyboardInterrupt(), 130),
         (click.Abort(), 130),
-        (main.Terminated(signal.SIGTERM), 143),
-        (main.Terminated(signal.SIGHUP), 129),
+        (Terminated(signal.SIGTERM), 143),
+        (Terminated(signal.SIGHUP), 129),
         (OSError(28, "No space left on device", "/x"), 1),
         (click.exceptions.Exit(7), 7),
     ],

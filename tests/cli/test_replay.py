@@ -103,6 +103,7 @@ def test_a_store_is_killed_in_the_middle_of_a_replay(group: Run, tmp_path: Path)
     assert figures["recomputed_tokens"] == sum(figures["losses"].values())
     assert "store-1 killed" in report.read_text()
     assert "killed, on purpose" in done.stderr
+    assert done.stderr.endswith("store-1 is still down: kvops restart store-1\n")
     assert group("status", "-q").returncode == 1
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvops.fleet.health import Health, Judgement, Known, Life, judge, last_change
+from kvops.fleet.health import Health, Judgement, Known, Life, judge, last_change, not_back, trouble_since
 from kvops.store.model import Event, MasterStatus, PlacementPolicy, StoreInfo, StoreState
 
 
@@ -76,7 +76,8 @@ def judged(status: MasterStatus | None, **lives: Life) -> Judgement:
         environment="local",
         known=known,
         answers=answers,
-        since={"store-1": "2031-01-01T00:00:00Z"},
+        since={"store-1": "2031-01-01T00:00:09Z"},
+        trouble={"store-1": "2031-01-01T00:00:00Z"},
     )
 
 
@@ -131,7 +132,7 @@ def test_trouble(status: MasterStatus | None, lives: dict[str, Life], health: st
 
 
 def test_worst_first_and_since_when() -> None:
-    """The store that is down comes before those that serve, with the time of its last change."""
+    """The store that is down comes before those that serve, with the time of its first trouble."""
     found = judged(master(store("store-0"), store("store-1")), store_1=Life.ENDED)
 
     assert [row["name"] for row in found.stores] == ["store-1", "store-0"]
@@ -141,6 +142,25 @@ def test_worst_first_and_since_when() -> None:
         "since": "2031-01-01T00:00:00Z",
         "text": "its process ended",
     }
+
+
+def test_no_store() -> None:
+    """A pool without a store answers, but nothing can be put: that is not healthy."""
+    found = judge(group="g", environment="local", known=KNOWN[:1], answers={"master-0": master()}, since={})
+
+    assert found.health is Health.DEGRADED
+    assert [(one.code, one.text) for one in found.reasons] == [("store.none", "no store: nothing can be put")]
+    assert found.reasons[0].next == "kvops stop && kvops start --stores 1"
+
+
+def test_who_is_not_back_yet() -> None:
+    """Whoever runs and has not joined again is awaited; what has ended is not, nor is a store nobody asked for."""
+    behind = judged(master(store("store-0", StoreState.SUSPECTED)))
+
+    assert sorted(not_back(behind)) == ["store-0", "store-1"]
+    assert not_back(behind, ["store-1"]) == ["store-1"]
+    assert not_back(judged(master(store("store-0")), store_1=Life.ENDED)) == []
+    assert not_back(judged(None)) == ["master-0", "store-0", "store-1"]
 
 
 def test_restarted_store() -> None:
@@ -211,6 +231,13 @@ def test_group_elsewhere() -> None:
     assert [row["name"] for row in found.masters + found.stores] == ["master-0", "store-0"]
 
 
+def test_capacity_while_segments_fill() -> None:
+    """The capacity is the segments' whole size, beside what of it is ready."""
+    found = judged(master(store("store-0"), store("store-1"), capacity_bytes=60, used_bytes=0)).document()
+
+    assert (found["capacity_bytes"], found["populated_bytes"]) == (200, 60)
+
+
 def test_keys_that_others_rely_on() -> None:
     """The JSON document has the keys of the command line's contract."""
     document = judged(master(store("store-0"), store("store-1"))).document()
@@ -230,3 +257,71 @@ def test_last_change() -> None:
     ]
 
     assert last_change(events) == {"store-1": "2"}
+
+
+def event(time: str, name: str, **detail: int) -> Event:
+    """Something that happened to store-1."""
+    return Event(time=time, event=name, subject="store-1", actor="master", detail=dict(detail))
+
+
+@pytest.mark.parametrize(
+    ("events", "since"),
+    [
+        ([event("1", "store.mounted", id=1), event("2", "store.ready", id=1)], None),
+        (
+            [
+                event("1", "store.ready", id=1),
+                event("2", "store.suspected"),
+                event("3", "store.lost", id=1),
+                event("4", "store.forgotten", id=1),
+            ],
+            "2",
+        ),
+        ([event("2", "store.suspected"), event("3", "store.recovered"), event("4", "store.suspected")], "4"),
+        ([event("2", "store.suspected"), event("3", "store.recovered")], None),
+        ([event("3", "store.mounted", id=2), event("4", "store.lost", id=1)], None),
+        ([event("4", "store.lost", id=1)], "4"),
+    ],
+    ids=["ready", "killed", "silent again", "recovered", "mounted anew", "of an unknown mount"],
+)
+def test_trouble_since(events: list[Event], since: str | None) -> None:
+    """A store's trouble begins with its first sign, is not moved by what follows, and ends when it is back."""
+    assert trouble_since(events).get("store-1") == since
+
+
+@pytest.mark.parametrize(
+    ("life", "follow"),
+    [
+        (Life.STOPPED, "kill -CONT 9, or kvops restart master-0"),
+        (Life.ENDED, "kvops restart master-0"),
+    ],
+)
+def test_a_masters_end_is_dated_by_whoever_saw_it_first(life: Life, follow: str) -> None:
+    """No event tells of a master's end; what to do about it depends on what happened."""
+    known = [dataclasses.replace(KNOWN[0], life=life, since="2031-01-01T00:00:05Z"), *KNOWN[1:]]
+
+    (reason, *_) = judge(group="g", environment="local", known=known, answers={}, since={}).reasons
+
+    assert (reason.since, reason.next) == ("2031-01-01T00:00:05Z", follow)
+
+
+def test_a_store_that_was_stopped() -> None:
+    """Of the event and the first look the earlier counts; the way on is to let it go on, or to restart it."""
+    known = [*KNOWN[:2], dataclasses.replace(KNOWN[2], life=Life.STOPPED, since="2031-01-01T00:00:03Z")]
+
+    def reason(trouble: dict[str, str]) -> tuple[str | None, str]:
+        status = master(store("store-0"), store("store-1"))
+        found = judge(
+            group="g",
+            environment="local",
+            known=known,
+            answers={"master-0": status},
+            since={"store-1": "2031-01-01T00:00:01Z"},
+            trouble=trouble,
+        )
+        return found.reasons[0].since, found.reasons[0].next
+
+    follow = "kill -CONT 11, or kvops restart store-1"
+    assert reason({}) == ("2031-01-01T00:00:03Z", follow)
+    assert reason({"store-1": "2031-01-01T00:00:02Z"}) == ("2031-01-01T00:00:02Z", follow)
+    assert reason({"store-1": "2031-01-01T00:00:04Z"}) == ("2031-01-01T00:00:03Z", follow)

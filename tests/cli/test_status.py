@@ -1,0 +1,35 @@
+"""What ``kvops status`` prints of a judgement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvops.cli.context import Target
+from kvops.cli.options import Settings
+from kvops.cli.output import Output
+from kvops.cli.status import show
+from kvops.fleet.health import Health, Judgement
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def shown(capsys: pytest.CaptureFixture[str], *, output: str = "table", **fields: Any) -> str:
+    """What a person sees of a healthy group with these fields."""
+    known: dict[str, Any] = {"health": Health.HEALTHY, "reasons": [], "masters": [], "stores": []}
+    judgement = Judgement(group="local", environment="local", **known | fields)
+    out = Output(Settings(output=output))
+    out.format = output  # as on a terminal
+    show(out, Target(name="local", environment="local"), judgement)
+    return capsys.readouterr().out
+
+
+def test_capacity_while_segments_fill(capsys: pytest.CaptureFixture[str]) -> None:
+    """Just after a start the whole capacity is shown, and how much of it is ready."""
+    filling = shown(capsys, capacity_bytes=3 * GIB, populated_bytes=640 * MIB)
+    full = shown(capsys, capacity_bytes=3 * GIB, populated_bytes=3 * GIB, used_bytes=GIB)
+
+    assert "0 B of 3.0 GiB (640.0 MiB ready, filling)" in filling
+    assert "1.0 GiB of 3.0 GiB (33%)" in full
