@@ -412,7 +412,7 @@ def call(
             link.read(single)
             before, now = now, time.monotonic()
             gap = now - before
-        spin.learn(gap < GAP_S)
+        spin.learn(now < spin_until and gap < GAP_S)
     while single.result is None:
         left = deadline - time.monotonic()
         if left <= 0:

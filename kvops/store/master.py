@@ -42,8 +42,10 @@ from kvops.store.snapshot import Snapshot
 from kvops.store.term import raise_term
 
 SWITCH_INTERVAL_S: Final = 0.0005  # for other threads (scrapes, the journal) to give the GIL back to the loop
-SPIN_S: Final = 50e-6  # longer than the last pause: pauses of one caller are alike
-PAUSE_S_MAX: Final = 500e-6  # a batch of 1,000 keys keeps its caller busy for 150, and our own wake-up takes up to 200
+SPIN_S: Final = 200e-6  # as long as a caller that slept takes to wake up
+PAUSE_S_MAX: Final = (
+    500e-6  # a batch of 1,000 keys keeps its caller busy for 150, and our own wake-up takes up to 200
+)
 WORK_INTERVAL_S: Final = 0.002  # between slices, while there is work
 IDLE_INTERVAL_S: Final = 0.02
 PREPARE_INTERVAL_S: Final = 0.02
@@ -57,7 +59,7 @@ class _Spinner:
     """
     Looks for the next request for a moment before the loop sleeps.
 
-    It does so a little longer than the last one let us wait, while requests come close together.
+    It does so while requests come close together and it pays.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -68,28 +70,35 @@ class _Spinner:
         self._looked = 0.0
         self._pause = 0.0
         self._spinning = False
+        self._awaited = False  # since the last answer we spin, and no request has come
 
     def asked(self) -> None:
         """A request has come."""
         self._looked = now = time.perf_counter()
         self._pause = now - self._answered
+        if self._awaited:
+            self._awaited = False
+            self._spin.learn(now < self._until)
 
     def answered(self) -> None:
         """It was answered just now."""
         self._answered = self._looked = now = time.perf_counter()
         if self._pause < PAUSE_S_MAX and self._spin.pays():
-            self._until = now + self._pause + SPIN_S
+            self._until = now + SPIN_S
+            self._awaited = True
             if not self._spinning:
                 self._spinning = True
                 self._loop.call_soon(self._look)
 
     def _look(self) -> None:
-        now = time.perf_counter()
-        gap, self._looked = now - self._looked, now
-        if now < self._until and gap < GAP_S:
-            self._loop.call_soon(self._look)
-            return
-        self._spin.learn(gap < GAP_S)
+        if self._awaited:
+            now = time.perf_counter()
+            gap, self._looked = now - self._looked, now
+            if now < self._until and gap < GAP_S:
+                self._loop.call_soon(self._look)
+                return
+            self._awaited = False
+            self._spin.learn(False)
         self._spinning = False
 
 

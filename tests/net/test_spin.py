@@ -1,4 +1,4 @@
-"""Spinning while nobody else wants the core."""
+"""Spinning while it pays."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def waits_until_next_spin(spin: Spin) -> int:
     return count
 
 
-def test_a_disturbed_spin_is_not_repeated_at_once_and_ever_more_rarely() -> None:
-    """On a busy core spinning costs less and less, and is tried again for ever."""
+def test_a_spin_in_vain_is_not_repeated_at_once_and_ever_more_rarely() -> None:
+    """Where spinning never pays it costs less and less, and is tried again for ever."""
     spin = Spin()
     pauses = []
     for _ in range(10):
@@ -24,8 +24,8 @@ def test_a_disturbed_spin_is_not_repeated_at_once_and_ever_more_rarely() -> None
     assert pauses[-1] == SKIP_MAX
 
 
-def test_an_undisturbed_spin_brings_spinning_back() -> None:
-    """One spin alone on the core, and every wait spins again."""
+def test_a_spin_that_met_its_frame_brings_spinning_back() -> None:
+    """One spin in time, and every wait spins again."""
     spin = Spin()
     for _ in range(5):
         spin.learn(False)
