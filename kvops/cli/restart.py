@@ -5,12 +5,11 @@ from __future__ import annotations
 import click
 
 from kvops.cli import options
-from kvops.cli.clients import look
 from kvops.cli.context import resolve
 from kvops.cli.options import Settings
 from kvops.cli.output import Output
 from kvops.cli.start import READY_TIMEOUT_S, READY_TIMEOUT_S_PER_GIB
-from kvops.cli.status import show
+from kvops.cli.status import look_settled, show
 
 
 @options.command("restart")
@@ -59,5 +58,4 @@ def command(settings: Settings, members: tuple[str, ...], now: bool, dry_run: bo
         timeout_s=settings.timeout_s(READY_TIMEOUT_S + READY_TIMEOUT_S_PER_GIB * gib),
         tell=lambda name, text: out.note(f"{name:<10} {text}"),
     )
-    target = resolve(settings)
-    return show(out, target, look(target, timeout_s=5.0))
+    return show(out, *look_settled(settings))
