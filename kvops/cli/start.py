@@ -8,10 +8,10 @@ import click
 
 from kvops.cli import options
 from kvops.cli.clients import look
-from kvops.cli.context import Target, resolve
+from kvops.cli.context import resolve
 from kvops.cli.options import ADDRESS, SIZE_BYTES, Settings
 from kvops.cli.output import Output
-from kvops.cli.status import show
+from kvops.cli.status import look_settled, show
 from kvops.errors import AlreadyRunning, Refused, UsageError
 from kvops.fleet.local import StartPlan
 from kvops.fleet.preflight import human_bytes, memory_notes, read_memory_facts
@@ -148,5 +148,4 @@ def command(
 
 
 def _show_started(out: Output, settings: Settings) -> int:
-    target: Target = resolve(settings)
-    return show(out, target, look(target, timeout_s=5.0))
+    return show(out, *look_settled(settings))

@@ -20,6 +20,19 @@ from kvops.fleet.preflight import human_bytes
 
 EXIT_CODES: Final = {Health.HEALTHY: 0, Health.DEGRADED: 1, Health.DOWN: 3}
 WAIT_PAUSE_S: Final = 0.2  # between looks with --wait
+SETTLE_S: Final = 10.0  # for stores to find a restarted master and tell it what they hold
+PASSING: Final = frozenset(
+    {
+        "master.unseen",
+        "master.no_leader",
+        "store.unseen",
+        "store.unmounted",
+        "store.suspected",
+        "store.announcing",
+        "store.gone",
+    }
+)
+"""What is amiss for a moment after a start."""
 
 COLUMNS: Final = (
     Column("name"),
@@ -69,6 +82,19 @@ def command(settings: Settings, wait: str | None) -> int:
         pause.wait(WAIT_PAUSE_S)
     code = show(out, target, judgement)
     return code if code == 0 else EXIT_CODES[Health.DOWN]
+
+
+def look_settled(settings: Settings) -> tuple[Target, Judgement]:
+    """Look at what was just started, and again while what is amiss passes by itself, for ``SETTLE_S`` at most."""
+    deadline = time.monotonic() + SETTLE_S
+    pause = threading.Event()
+    while True:
+        target = resolve(settings)
+        judgement = look(target, timeout_s=5.0)
+        passing = any(reason.code in PASSING for reason in judgement.reasons)
+        if not passing or time.monotonic() >= deadline:
+            return target, judgement
+        pause.wait(WAIT_PAUSE_S)
 
 
 def show(out: Output, target: Target, judgement: Judgement, **more: Any) -> int:

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from kvops.errors import ConfigError, ParseError
-from kvops.limits import MIB
+from kvops.limits import MIB, STORE_COUNT_MAX
 from kvops.store.model import LOCATION, StoreInfo
 from kvops.store.term import sync_directory
 
@@ -307,18 +307,23 @@ def recover_state(directory: Path) -> Recovery:
     expires: dict[int, int] = {}
     stores: dict[int, StoreInfo] = {}
     notes: list[dict[str, Any]] = []
+    count = 0  # of COMPLETE rows
+    ends: dict[int, int] = {}  # store id → how many of these are of stores that had the id before
     next_sequence, whole = 0, True
     for batch in recover(directory):
         next_sequence = batch.sequence + 1
         try:
             if batch.kind == Kind.COMPLETE:
                 complete.append(_whole_rows(batch))
+                count += batch.count
             elif batch.kind == Kind.GONE:
                 gone.append(_whole_rows(batch))
             elif batch.kind == Kind.EXPIRES:
                 expires.update(np.frombuffer(_whole_rows(batch), EXPIRES_ROW).tolist())
             elif batch.kind == Kind.STORE:
                 store = batch.store()
+                if store.state == "gone" or stores.get(store.id, store).incarnation != store.incarnation:
+                    ends[store.id] = count  # its memory went with it; the id may be given again
                 stores[store.id] = store
             elif batch.kind == Kind.NOTE:
                 notes.append(batch.note())
@@ -341,6 +346,10 @@ def recover_state(directory: Path) -> Recovery:
     highest = [
         int(array.max()) for array in (rows["location"]["generation"], lost["generation"]) if len(array)
     ]
+    if ends:
+        end = np.zeros(STORE_COUNT_MAX + 1, np.int64)
+        end[list(ends)] = list(ends.values())
+        rows = _pick(rows, np.arange(len(rows)) >= end[rows["location"]["store"]])
     mounted = {id: store for id, store in stores.items() if store.state != "gone"}
     rows = live_rows(rows, lost)
     rows = _pick(rows, np.isin(rows["location"]["store"], np.fromiter(mounted, np.uint16, len(mounted))))

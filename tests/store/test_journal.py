@@ -127,6 +127,23 @@ def test_a_gone_store_takes_its_objects_along(tmp_path: Path) -> None:
     assert (len(state.rows), state.stores, state.generation_max) == (0, {}, 11)
 
 
+@pytest.mark.parametrize("said", [True, False], ids=["said to be gone", "just another"])
+def test_a_stores_id_is_given_again(said: bool, tmp_path: Path) -> None:
+    """A store that comes under an id of an earlier life holds nothing of what lay under it then."""
+    again = msgspec.structs.replace(store(1), incarnation=8)
+
+    def reuse(journal: JournalWriter) -> None:
+        if said:
+            journal.append_store(store(1, StoreState.GONE))
+        journal.append_store(again)
+
+    write(tmp_path, mount, put((1, 10), (2, 11)), reuse, put((3, 12)))
+    write(tmp_path, put((4, 13)), lambda journal: journal.append_store(again))
+
+    assert objects_in(tmp_path) == {3: 12, 4: 13}
+    assert recover_state(tmp_path).generation_max == 13
+
+
 def test_golden_bytes() -> None:
     """A batch's bytes are pinned for ever: a later version must read them."""
     body = gone((1, 2)).tobytes()
