@@ -39,6 +39,14 @@ COLUMNS: Final = (
 )
 
 
+CLIENT_COLUMNS: Final = (
+    Column("name", title="client"),
+    Column("host"),
+    Column("pid"),
+    Column("connections", "count"),
+)
+
+
 @options.command("status")
 @click.option(
     "--wait", type=click.Choice(["healthy"]), help="Wait until it is, up to --timeout (default 60s)."
@@ -46,7 +54,7 @@ COLUMNS: Final = (
 @click.pass_obj
 def command(settings: Settings, wait: str | None) -> int:
     r"""
-    Is the pool healthy, and what is in it? The worst comes first.
+    Is the pool healthy, and what is in it? The worst comes first; -o wide shows clients as well.
 
     Exit code 0: healthy. 1: degraded. 3: down, or not healthy in time.
 
@@ -83,6 +91,10 @@ def show(out: Output, target: Target, judgement: Judgement, **more: Any) -> int:
         out.line(f"  {out.state(reason.code.partition('.')[2]):<10}  {_reason_text(reason, now)}")
     rows = [row | {"role": "master"} for row in judgement.masters]
     out.table(COLUMNS, [*rows, *(row | {"role": "store"} for row in judgement.stores)])
+    if out.format == "wide":
+        out.table(CLIENT_COLUMNS, judgement.clients)
+        if not judgement.clients:
+            out.line("no clients")
     if not out.settings.quiet:
         out.line(f"next: {_next(target, judgement)}")
     return EXIT_CODES[judgement.health]

@@ -160,6 +160,7 @@ def test_a_replay_that_cannot_be_is_refused_at_once(group: Run, tmp_path: Path) 
         ((*synth, "--page-size", "100B"), "multiple of 8"),
         ((*synth, "--page-size", "64"), "unit"),
         ((*synth, "--report", str(cut / "r.html")), "cannot be written"),
+        ((*synth, "--report", str(tmp_path / "none" / "r.html")), f"there is no folder {tmp_path / 'none'}"),
     ):
         done = group("replay", *args)
         assert (done.returncode, done.stdout) == (2, ""), (args, done.stderr)
@@ -189,6 +190,7 @@ def test_workloads_are_written_and_described(run: Run, tmp_path: Path) -> None:
     facts = json.loads(described.stdout)
     assert (facts["schema"], facts["requests"]) == (1, 50)
     assert 0 < facts["token_hit_limit"] < 1
+    assert facts["token_hit_limit"] == round(facts["token_hit_limit"], 6)
     assert run("workload", "synth", "--requests", "5", "--to", str(path), "--force").returncode == 0
 
 

@@ -128,8 +128,13 @@ def test_many_events_stay_readable() -> None:
 
 
 def test_a_report_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    """Folders on the way are made; a place where no file can be is an error with a way out."""
+    """A place where no file can be is an error that names it, with a way out; no folder is made unasked."""
     path = tmp_path / "a" / "r.html"
+    with pytest.raises(UsageError, match=f"there is no folder {path.parent}") as caught:
+        check_writable(str(path), what="the report")
+    assert caught.value.fix == f"make it: mkdir -p {path.parent}"
+    assert not path.parent.exists()
+    path.parent.mkdir()
     write_report(str(path), result_of([1.0] * 5), title="t")
 
     assert [file.name for file in path.parent.iterdir()] == ["r.html"]
