@@ -113,7 +113,7 @@ def _summary(judgement: Judgement) -> str:
     return ", ".join(
         [
             *counts,
-            f"{judgement.objects:,} objects",
+            f"{judgement.objects:,} object{'' if judgement.objects == 1 else 's'}",
             f"{human_bytes(judgement.used_bytes)} of {human_bytes(judgement.capacity_bytes)}{more}",
         ]
     )
@@ -133,6 +133,6 @@ def _next(target: Target, judgement: Judgement) -> str:
     for reason in judgement.reasons:
         if reason.next:
             return reason.next.replace("kvops ", f"kvops{group} ")
-    if judgement.health is Health.DOWN and target.local is not None:
+    if target.local is not None and any(one.code.startswith("group.") for one in judgement.reasons):
         return f"kvops{group} start"
     return f"kvops{group} object stats" if judgement.health is Health.HEALTHY else f"kvops{group} events"
