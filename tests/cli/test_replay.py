@@ -87,7 +87,7 @@ def test_an_events_reason_comes_first() -> None:
 @pytest.mark.process
 def test_a_store_is_killed_in_the_middle_of_a_replay(group: Run, tmp_path: Path) -> None:
     """Every request is answered, no byte is wrong, the report and the figures say what happened."""
-    report = tmp_path / "out" / "r.html"
+    report = tmp_path / "r.html"
     done = group(
         "replay", "--workload", "agentic", "--requests", "120", "--l2-size", "1MiB", "--page-size", "16KiB",
         "--at", "50%:kill:store-1", "--report", str(report), "-o", "json",
