@@ -87,7 +87,7 @@ def list_(settings: Settings) -> None:
 
 
 @command.command("show")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=options.offer("groups"))
 @click.pass_obj
 def show(settings: Settings, name: str | None) -> None:
     r"""
@@ -111,7 +111,7 @@ def show(settings: Settings, name: str | None) -> None:
 
 
 @command.command("use")
-@click.argument("name")
+@click.argument("name", shell_complete=options.offer("groups"))
 @click.option("--dry-run", is_flag=True, help="Print the exact steps and do nothing.")
 @click.pass_obj
 def use_(settings: Settings, name: str, dry_run: bool) -> None:

@@ -42,13 +42,14 @@ SEGMENT_BYTES_SMALL: Final = 256 * MIB  # where a full one does not fit: half of
 L2_BYTES: Final = 8 * MIB  # small, so that the pool is what matters
 START_TIMEOUT_S: Final = 120.0
 EVENTS_SHOWN_MAX: Final = 6
+REPORT: Final = Path("demo/report.html")
 WIDTH: Final = 22  # of the first column of the result
 
 
 @options.command("demo", hidden=True)
 @click.option("--requests", type=click.IntRange(100), default=REQUESTS, show_default=True, help="How many.")
 @click.option("--segment-size", type=SIZE_BYTES, help="Memory of each store  [default: 1GiB, or what fits].")
-@click.option("--report", type=PATH, default="demo/report.html", show_default=True, help="Where to write it.")
+@click.option("--report", type=PATH, default=str(REPORT), show_default=True, help="Where to write it.")
 @click.pass_obj
 def command(settings: Settings, requests: int, segment_size: int | None, report: Path) -> int:
     r"""
@@ -62,6 +63,8 @@ def command(settings: Settings, requests: int, segment_size: int | None, report:
     from kvops.inference.report import write_report
     from kvops.inference.results import impact, summary
 
+    if report == REPORT:
+        report.parent.mkdir(exist_ok=True)  # of our own; others name folders that are there
     check_writable(str(report), what="the report")
     click.echo(
         f"[1/5] set-up   kvops {__version__}, Python {platform.python_version()}, {os.cpu_count()} cores"

@@ -68,8 +68,18 @@ A name is a context of one of the two files, or a local group that "kvops start"
 }
 
 
+def _offered(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Topics and commands, then commands below the one that is named."""
+    found: click.Command | None = ctx.find_root().command
+    said = ctx.params.get("names") or ()
+    for name in said:
+        found = found.get_command(ctx, name) if isinstance(found, click.Group) else None
+    names = found.list_commands(ctx) if isinstance(found, click.Group) else []
+    return [name for name in [*(TOPICS if not said else ()), *names] if name.startswith(incomplete)]
+
+
 @options.command("help")
-@click.argument("names", nargs=-1, metavar="[COMMAND…|TOPIC]")
+@click.argument("names", nargs=-1, metavar="[COMMAND…|TOPIC]", shell_complete=_offered)
 @click.pass_context
 def command(ctx: click.Context, names: tuple[str, ...]) -> None:
     r"""

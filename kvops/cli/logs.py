@@ -33,7 +33,9 @@ LEVEL_COLORS: Final = {"warning": "yellow", "error": "red", "critical": "red"}
 
 
 @options.command("logs")
-@click.argument("members", nargs=-1, metavar="[MEMBER|ROLE…]")
+@click.argument(
+    "members", nargs=-1, metavar="[MEMBER|ROLE…]", shell_complete=options.offer("members_and_roles")
+)
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C.")
 @click.option(
     "-n",

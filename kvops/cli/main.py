@@ -131,6 +131,9 @@ def main(argv: Sequence[str] | None = None, *, root: click.Command = cli) -> int
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup asked for no end with the terminal
         signal.signal(signal.SIGHUP, _terminate)
     if "_KVOPS_COMPLETE" in os.environ:
+        from kvops.cli.complete import register
+
+        register()
         cli.main(args=args, prog_name="kvops", complete_var="_KVOPS_COMPLETE")
     code = _run(root, args)
     return _flush(code, args)

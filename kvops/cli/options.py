@@ -87,6 +87,18 @@ class Address(_ParamType):
         return str(value)
 
 
+def offer(what: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """What completion offers for a parameter: a function of ``kvops.cli.complete`` (imported when needed)."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        from kvops.cli import complete as completers
+
+        found: list[str] = getattr(completers, what)(ctx, param, incomplete)
+        return found
+
+    return complete
+
+
 ADDRESS: Final = Address()
 PATH: Final = click.Path(path_type=Path)
 
@@ -96,7 +108,12 @@ _COMMON: Final = ("group", "state_dir", "output", "timeout_ms", "color", "quiet"
 def common_options(formats: Sequence[str] = FORMATS) -> list[click.Parameter]:
     """The options that every command takes, and the root before it."""
     return [
-        click.Option(["-g", "--group"], metavar="NAME", help="Group to act on (KVOPS_GROUP)."),
+        click.Option(
+            ["-g", "--group"],
+            metavar="NAME",
+            help="Group to act on (KVOPS_GROUP).",
+            shell_complete=offer("groups"),
+        ),
         click.Option(
             ["-o", "--output"],
             type=click.Choice(formats),

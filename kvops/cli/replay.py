@@ -68,7 +68,11 @@ class Said:
     "--nodes", type=click.IntRange(1, 64), default=2, show_default=True, help="Prefill nodes, one a host."
 )
 @click.option(
-    "--at", multiple=True, metavar="WHEN:DO:MEMBER", help="Such as 30s:kill:store-2, or 50%:pause:store-0."
+    "--at",
+    multiple=True,
+    metavar="WHEN:DO:MEMBER",
+    help="Such as 30s:kill:store-2, or 50%:pause:store-0.",
+    shell_complete=options.offer("planned"),
 )
 @click.option("--report", type=PATH, metavar="FILE.html", help="Write a report with plots.")
 @click.option(

@@ -23,7 +23,7 @@ _NO_MASTER: Final = ("down", "stopped")
 
 
 @options.command("restart")
-@click.argument("members", nargs=-1, metavar="[MEMBER…]")
+@click.argument("members", nargs=-1, metavar="[MEMBER…]", shell_complete=options.offer("members"))
 @click.option("--now", is_flag=True, help="Kill at once instead of asking first.")
 @click.option("--dry-run", is_flag=True, help="Print the exact steps and do nothing.")
 @click.pass_obj

@@ -52,6 +52,14 @@ COLUMNS: Final = (
 )
 
 
+CLIENT_COLUMNS: Final = (
+    Column("name", title="client"),
+    Column("host"),
+    Column("pid"),
+    Column("connections", "count"),
+)
+
+
 @options.command("status")
 @click.option(
     "--wait", type=click.Choice(["healthy"]), help="Wait until it is, up to --timeout (default 60s)."
@@ -59,7 +67,7 @@ COLUMNS: Final = (
 @click.pass_obj
 def command(settings: Settings, wait: str | None) -> int:
     r"""
-    Is the pool healthy, and what is in it? The worst comes first.
+    Is the pool healthy, and what is in it? The worst comes first; -o wide shows clients as well.
 
     Exit code 0: healthy. 1: degraded. 3: down, or not healthy in time.
 
@@ -109,6 +117,10 @@ def show(out: Output, target: Target, judgement: Judgement, **more: Any) -> int:
         out.line(f"  {out.state(reason.code.partition('.')[2]):<10}  {_reason_text(reason, now)}")
     rows = [row | {"role": "master"} for row in judgement.masters]
     out.table(COLUMNS, [*rows, *(row | {"role": "store"} for row in judgement.stores)])
+    if out.format == "wide":
+        out.table(CLIENT_COLUMNS, judgement.clients)
+        if not judgement.clients:
+            out.line("no clients")
     if not out.settings.quiet:
         out.line(f"next: {_next(target, judgement)}")
     return EXIT_CODES[judgement.health]
@@ -127,7 +139,7 @@ def _summary(judgement: Judgement) -> str:
     return ", ".join(
         [
             *counts,
-            f"{judgement.objects:,} objects",
+            f"{judgement.objects:,} object{'' if judgement.objects == 1 else 's'}",
             f"{human_bytes(judgement.used_bytes)} of {human_bytes(judgement.capacity_bytes)}{more}",
         ]
     )
@@ -147,6 +159,6 @@ def _next(target: Target, judgement: Judgement) -> str:
     for reason in judgement.reasons:
         if reason.next:
             return reason.next.replace("kvops ", f"kvops{group} ")
-    if judgement.health is Health.DOWN and target.local is not None:
+    if target.local is not None and any(one.code.startswith("group.") for one in judgement.reasons):
         return f"kvops{group} start"
     return f"kvops{group} object stats" if judgement.health is Health.HEALTHY else f"kvops{group} events"

@@ -89,12 +89,18 @@ def describe(settings: Settings, trace: str, requests: int | None) -> int:
     from kvops.inference.trace import read_trace
 
     out = Output(settings)
-    facts = dataclasses.asdict(facts_of(read_trace(trace, requests=requests)))
+    found = dataclasses.asdict(facts_of(read_trace(trace, requests=requests)))
+    facts = {name: _rounded(name, value) for name, value in found.items()}
     if out.structured:
         out.document({"trace": trace, **facts})
         return 0
     out.table(COLUMNS, [{"figure": name, "value": _text(name, value, out)} for name, value in facts.items()])
     return 0
+
+
+def _rounded(name: str, value: Any) -> Any:
+    """With the digits that mean something: shares as a replay gives them, times to the millisecond."""
+    return round(value, 6 if name.endswith("_limit") else 3) if isinstance(value, float) else value
 
 
 def _text(name: str, value: Any, out: Output) -> str:

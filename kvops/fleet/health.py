@@ -213,7 +213,8 @@ def judge(
     by_name = {one.name: one for one in known if one.role == "store"}
     # A master remembers stores of the group's former life for a while; where the members are known, such a one is
     # of interest only if it serves.
-    strangers = [name for name, info in mounted.items() if not by_name or info.state in _SERVING]
+    here = any(one.life is not Life.UNKNOWN for one in known)
+    strangers = [name for name, info in mounted.items() if not here or info.state in _SERVING]
     names = dict.fromkeys([*by_name, *strangers])
     stores = [_store_row(name, by_name.get(name), mounted.get(name), leader) for name in names]
     for row in stores:
@@ -241,7 +242,6 @@ def judge(
             )
         )
     if leader is not None and not stores:
-        here = any(one.life is not Life.UNKNOWN for one in known)
         reasons.append(
             Reason(
                 code="store.none",

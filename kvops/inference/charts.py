@@ -25,7 +25,7 @@ class Series:
 
     name: str
     color: str  # a CSS variable's name, such as ``--c1``: the page sets it for light and for dark
-    values: Sequence[float]
+    values: Sequence[float | None]  # None: nothing was measured then; for ``lines`` alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def stacked(
     below = [0.0] * len(x)
     shapes = []
     for one in series:
-        above = [base + value for base, value in zip(below, one.values, strict=True)]
+        above = [base + (value or 0.0) for base, value in zip(below, one.values, strict=True)]
         upper = " ".join(
             f"{place:.2f},{100 - 100 * value:.2f}" for place, value in zip(places, above, strict=True)
         )
@@ -95,8 +95,8 @@ def lines(
     series: Sequence[Series],
     markers: Sequence[Marker],
 ) -> str:
-    """Quantities above zero on a logarithmic axis; zeros lie on its floor."""
-    positive = [value for one in series for value in one.values if value > 0]
+    """Quantities above zero on a logarithmic axis; zeros lie on its floor, and a line has a gap at None."""
+    positive = [value for one in series for value in one.values if value]
     low = math.floor(math.log10(min(positive))) if positive else 0
     high = max(low + 1, math.ceil(math.log10(max(positive)))) if positive else 1
 
@@ -106,14 +106,27 @@ def lines(
 
     shapes = []
     for one in series:
-        points = " ".join(
-            f"{_percent(place, x_max):.2f},{height(value):.2f}"
-            for place, value in zip(x, one.values, strict=True)
-        )
-        shapes.append(f'<polyline points="{points}" style="stroke:var({one.color})"/>')
+        for part in _runs([_percent(place, x_max) for place in x], one.values):
+            # A point between two gaps is a line too short to be seen, were it not for its round ends.
+            part = part * 2 if len(part) == 1 else part
+            points = " ".join(f"{place:.2f},{height(value):.2f}" for place, value in part)
+            shapes.append(f'<polyline points="{points}" style="stroke:var({one.color})"/>')
     every = 1 if high - low <= 5 else 2
     ticks = [(height(10.0**power), f"{10.0**power:,g}") for power in range(low, high + 1, every)]
     return _chart(title, note, x, x_max, series, markers, shapes, ticks, unit=unit, scale=1.0)
+
+
+def _runs(places: Sequence[float], values: Sequence[float | None]) -> Iterator[list[tuple[float, float]]]:
+    """Stretches without a gap."""
+    run: list[tuple[float, float]] = []
+    for place, value in zip(places, values, strict=True):
+        if value is not None:
+            run.append((place, value))
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
 
 
 def _percent(value: float, whole: float) -> float:
@@ -154,7 +167,7 @@ def _chart(
             {
                 "name": one.name,
                 "color": one.color,
-                "values": [round(value * scale, 3) for value in one.values],
+                "values": [None if value is None else round(value * scale, 3) for value in one.values],
             }
             for one in series
         ],

@@ -17,7 +17,7 @@ def whole_file(path: str, *, what: str) -> Iterator[IO[bytes]]:
     A stream to a file beside ``path``, which takes that name when the block ends well and vanishes otherwise.
 
     Args:
-        path: Its folder is made where it is missing.
+        path: In a folder that is there.
         what: The file's part in the error, such as ``"the report"``.
 
     Raises:
@@ -25,7 +25,6 @@ def whole_file(path: str, *, what: str) -> Iterator[IO[bytes]]:
     """
     part = Path(f"{path}.{os.getpid()}.part")
     try:
-        part.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as stream:
             try:
                 yield stream
@@ -35,24 +34,32 @@ def whole_file(path: str, *, what: str) -> Iterator[IO[bytes]]:
                 part.unlink(missing_ok=True)
                 raise
     except OSError as error:
-        problem = f"{what} {path} cannot be written: {error.strerror}"
-        raise UsageError(problem, fix="name a file in a writable folder") from None
+        raise _problem(path, error, what=what) from None
 
 
 def check_writable(path: str, *, what: str) -> None:
     """
-    Refuse a place for a file before the long work that is to fill it; makes its folder.
+    Refuse a place for a file before the long work that is to fill it.
 
     Raises:
         UsageError: No file can be made there.
     """
     part = Path(f"{path}.{os.getpid()}.part")
     try:
-        part.parent.mkdir(parents=True, exist_ok=True)
         part.touch()
         part.unlink()
         if Path(path).is_dir():
             raise IsADirectoryError(None, "it is a folder")
     except OSError as error:
-        problem = f"{what} {path} cannot be written: {error.strerror}"
-        raise UsageError(problem, fix="name a file in a writable folder") from None
+        raise _problem(path, error, what=what) from None
+
+
+def _problem(path: str, error: OSError, *, what: str) -> UsageError:
+    folder = Path(path).parent
+    if isinstance(error, FileNotFoundError):
+        return UsageError(
+            f"{what} {path} cannot be written: there is no folder {folder}", fix=f"make it: mkdir -p {folder}"
+        )
+    return UsageError(
+        f"{what} {path} cannot be written: {error.strerror}", fix="name a file in a writable folder"
+    )

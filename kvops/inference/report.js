@@ -18,7 +18,7 @@ for (const chart of document.querySelectorAll(".chart")) {
       const row = document.createElement("div");
       const dot = document.createElement("s");
       dot.style.background = `var(${one.color})`;
-      row.append(dot, `${one.name}  ${one.values[near].toLocaleString()} ${data.unit}`);
+      row.append(dot, `${one.name}  ${one.values[near] === null ? "none" : `${one.values[near].toLocaleString()} ${data.unit}`}`);
       tip.append(row);
     }
     plot.append(hair, tip);

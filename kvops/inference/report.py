@@ -196,9 +196,9 @@ def _charts(result: ReplayResult, marked: Sequence[ReplayEvent]) -> str:
     def share(values: NDArray[np.int64]) -> list[float]:
         return [float(v) for v in np.bincount(bucket, weights=values, minlength=count)[used] / tokens]
 
-    def percentile(name: str, percent: float) -> list[float]:
+    def percentile(name: str, percent: float) -> list[float | None]:
         parts = (rows[name][bucket == index] for index in used)
-        return [float(np.percentile(part[part > 0], percent)) if (part > 0).any() else 0.0 for part in parts]
+        return [float(np.percentile(part[part > 0], percent)) if (part > 0).any() else None for part in parts]
 
     markers = [
         Marker(x=event.at_s, label=str(index), title=f"{event.event} {event.subject}", strong=event.fault)
@@ -265,7 +265,7 @@ def _losses(result: ReplayResult) -> str:
         (reason, f"{tokens:,}", _share(tokens / total), WHY.get(reason, "the pool refused"))
         for reason, tokens in found.items()
     ]
-    table = _table(["reason", "tokens", "share", "meaning"], rows, numbers=(1, 2))
+    table = _table(["reason", "tokens", "share", "meaning"], rows, numbers=(1, 2), stack=True)
     return f"<section><h2>Losses</h2><p>Tokens computed before, and computed again.</p>{table}</section>"
 
 
@@ -311,7 +311,8 @@ def _events(events: Sequence[ReplayEvent], marked: Sequence[ReplayEvent]) -> str
         )
         for one in shown[:EVENTS_SHOWN_MAX]
     ]
-    table = _table(["", "at", "in the trace", "event", "subject", ""], rows, numbers=(1, 2), unbroken=(3, 4))
+    head = ["", "at", "in the trace", "event", "subject", ""]
+    table = _table(head, rows, numbers=(1, 2), unbroken=(3, 4), stack=True)
     left = len(shown) - EVENTS_SHOWN_MAX
     more = f"<p>… and {left:,} more.</p>" if left > 0 else ""
     return f"<section><h2>Events</h2>{table}{more}</section>"
@@ -347,17 +348,23 @@ def _table(
     numbers: Sequence[int] = (),
     unbroken: Sequence[int] = (),
     narrow: bool = False,
+    stack: bool = False,
 ) -> str:
-    """A table; ``numbers`` and ``unbroken`` are columns that are right-aligned, or never broken."""
+    """
+    A table; ``numbers`` and ``unbroken`` are columns that are right-aligned, or never broken.
+
+    With ``stack``, a row becomes lines with the columns' names before them on a screen too narrow for the table.
+    """
 
     def cell(tag: str, index: int, text: str) -> str:
         css = ' class="n"' if index in numbers else ' class="k"' if index in unbroken else ""
-        return f"<{tag}{css}>{escape(text)}</{tag}>"
+        name = f' data-name="{escape(head[index])}"' if stack and tag == "td" and head[index] else ""
+        return f"<{tag}{css}{name}>{escape(text)}</{tag}>"
 
     top = "".join(cell("th", index, text) for index, text in enumerate(head))
     body = "".join(
         "<tr>" + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>" for row in rows
     )
     first = f"<thead><tr>{top}</tr></thead>" if any(head) else ""
-    css = "scroll narrow" if narrow else "scroll"
+    css = "scroll" + " narrow" * narrow + " stack" * stack
     return f'<div class="{css}"><table>{first}<tbody>{body}</tbody></table></div>'

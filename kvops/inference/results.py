@@ -77,7 +77,7 @@ class Phase:
     wrong_bytes: int
     bytes_checked: int
     hit_ratio: float  # of all input tokens
-    possible_ratio: float  # … that an unlimited cache which forgets nothing would have had
+    possible_ratio: float  # … that an unlimited cache which forgets nothing would have had (``possible``)
     served_share: float  # the one divided by the other: 1 is perfect, whatever the trace
     slow: int  # requests whose look-up and reads took more than half the deadline
     read_p99_ms: float
@@ -85,11 +85,22 @@ class Phase:
     ttft_p99_ms: float
 
 
+def possible_tokens(result: ReplayResult) -> NDArray[np.int64]:
+    """
+    Of each request: the tokens that could have been served.
+
+    What a cache that forgets nothing would have had of this replay alone; more where more was served, as a pool
+    that was warm before, or a request that was overtaken, shows that it could be.
+    """
+    served: NDArray[np.int64] = result.rows["l2_tokens"] + result.rows["l3_tokens"]
+    return np.maximum(result.seen_tokens, served)
+
+
 def phase(result: ReplayResult, chosen: NDArray[np.bool_]) -> Phase:
     """Figures of the chosen requests."""
     finished = chosen & (result.rows["state"] != PENDING)
     rows = result.rows[finished & (result.rows["state"] == DONE)]
-    seen = result.seen_tokens[finished & (result.rows["state"] == DONE)]
+    possible = int(possible_tokens(result)[finished & (result.rows["state"] == DONE)].sum())
     tokens = int(rows["input_tokens"].sum())
     hits = int(rows["l2_tokens"].sum() + rows["l3_tokens"].sum())
     pool_ms = rows["lookup_ms"] + rows["read_ms"]
@@ -100,8 +111,8 @@ def phase(result: ReplayResult, chosen: NDArray[np.bool_]) -> Phase:
         wrong_bytes=int(rows["wrong_bytes"].sum()),
         bytes_checked=int(rows["pages_checked"].sum()) * result.page_bytes,
         hit_ratio=hits / tokens if tokens else 0.0,
-        possible_ratio=int(seen.sum()) / tokens if tokens else 0.0,
-        served_share=hits / int(seen.sum()) if seen.sum() else 1.0,
+        possible_ratio=possible / tokens if tokens else 0.0,
+        served_share=hits / possible if possible else 1.0,
         slow=int(np.count_nonzero(pool_ms > result.deadline_ms / 2)),
         read_p99_ms=_percentile(rows["read_ms"][rows["read_ms"] > 0], 99),
         ttft_p50_ms=_percentile(rows["ttft_ms"], 50),
@@ -136,13 +147,14 @@ def impact(result: ReplayResult) -> Impact | None:
     )  # what was under way belongs to "after": the fault could hit it
     before, after = phase(result, ~later), phase(result, later)
     index = np.flatnonzero(later & (result.rows["state"] == DONE))
+    possible = possible_tokens(result)
     stretch = max(RECOVERY_REQUESTS_MIN, len(result.rows) // 50)
     lowest, recovered = 1.0, None
     for first in range(0, len(index) - stretch + 1, max(1, stretch // 4)):
         some = index[first : first + stretch]
-        seen = int(result.seen_tokens[some].sum())
+        most = int(possible[some].sum())
         rows = result.rows[some]
-        share = int(rows["l2_tokens"].sum() + rows["l3_tokens"].sum()) / seen if seen else 1.0
+        share = int(rows["l2_tokens"].sum() + rows["l3_tokens"].sum()) / most if most else 1.0
         lowest = min(lowest, share)
         if share < RECOVERED_SHARE * before.served_share:
             recovered = None
@@ -182,7 +194,8 @@ def summary(result: ReplayResult) -> dict[str, Any]:
         input_tokens = hit_tokens + new_tokens + recomputed_tokens        recomputed_tokens = sum(losses)
 
     * ``hit_ratio.tokens``: hits ÷ input tokens; ``by_tier`` its parts; ``possible`` what a cache that forgets
-      nothing would have reached on these requests (one request at a time: the trace's own limit).
+      nothing would have reached on these requests (one request at a time: the trace's own limit), or what was
+      reached, where a pool that was warm before gave more.
     * ``losses``: {reason: tokens}. A reason is that of the first page of a request that did not come, as only
       a contiguous prefix counts: the pool's own (``MISS`` evicted or forgotten with its store, ``TIMEOUT``,
       ``STORE_DOWN``, …), or ``IN_FLIGHT``: another request was computing it at that very time.
@@ -196,7 +209,7 @@ def summary(result: ReplayResult) -> dict[str, Any]:
     rows = result.rows[result.rows["state"] == DONE]
     tokens = int(rows["input_tokens"].sum())
     l2, l3 = int(rows["l2_tokens"].sum()), int(rows["l3_tokens"].sum())
-    seen = int(result.seen_tokens[result.rows["state"] == DONE].sum())
+    possible = int(possible_tokens(result)[result.rows["state"] == DONE].sum())
     share = 1 / tokens if tokens else 0.0
     span_s = float(result.arrival_ms[-1]) / 1000
     nodes = range(len(result.hosts))
@@ -212,7 +225,7 @@ def summary(result: ReplayResult) -> dict[str, Any]:
         "hit_ratio": {
             "tokens": round((l2 + l3) * share, 6),
             "by_tier": {"L2": round(l2 * share, 6), "L3": round(l3 * share, 6)},
-            "possible": round(seen * share, 6),
+            "possible": round(possible * share, 6),
         },
         "losses": losses(result),
         "lookup_ms": _spread(rows["lookup_ms"][rows["lookup_ms"] > 0]),

@@ -87,7 +87,7 @@ def test_an_events_reason_comes_first() -> None:
 @pytest.mark.process
 def test_a_store_is_killed_in_the_middle_of_a_replay(group: Run, tmp_path: Path) -> None:
     """Every request is answered, no byte is wrong, the report and the figures say what happened."""
-    report = tmp_path / "out" / "r.html"
+    report = tmp_path / "r.html"
     done = group(
         "replay", "--workload", "agentic", "--requests", "120", "--l2-size", "1MiB", "--page-size", "16KiB",
         "--at", "50%:kill:store-1", "--report", str(report), "-o", "json",
@@ -160,6 +160,7 @@ def test_a_replay_that_cannot_be_is_refused_at_once(group: Run, tmp_path: Path) 
         ((*synth, "--page-size", "100B"), "multiple of 8"),
         ((*synth, "--page-size", "64"), "unit"),
         ((*synth, "--report", str(cut / "r.html")), "cannot be written"),
+        ((*synth, "--report", str(tmp_path / "none" / "r.html")), f"there is no folder {tmp_path / 'none'}"),
     ):
         done = group("replay", *args)
         assert (done.returncode, done.stdout) == (2, ""), (args, done.stderr)
@@ -189,6 +190,7 @@ def test_workloads_are_written_and_described(run: Run, tmp_path: Path) -> None:
     facts = json.loads(described.stdout)
     assert (facts["schema"], facts["requests"]) == (1, 50)
     assert 0 < facts["token_hit_limit"] < 1
+    assert facts["token_hit_limit"] == round(facts["token_hit_limit"], 6)
     assert run("workload", "synth", "--requests", "5", "--to", str(path), "--force").returncode == 0
 
 

@@ -33,3 +33,12 @@ def test_capacity_while_segments_fill(capsys: pytest.CaptureFixture[str]) -> Non
 
     assert "0 B of 3.0 GiB (640.0 MiB ready, filling)" in filling
     assert "1.0 GiB of 3.0 GiB (33%)" in full
+
+
+def test_clients_are_in_the_wide_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who uses the pool is shown with -o wide, and that nobody does."""
+    clients = [{"name": "vllm-0", "host": "gpu-1", "pid": 77, "connections": 2}]
+
+    assert "vllm-0  gpu-1  77             2" in shown(capsys, output="wide", clients=clients)
+    assert "no clients" in shown(capsys, output="wide")
+    assert "client" not in shown(capsys, clients=clients)

@@ -146,9 +146,13 @@ def test_worst_first_and_since_when() -> None:
 
 def test_no_store() -> None:
     """A pool without a store answers, but nothing can be put: that is not healthy."""
-    found = judge(group="g", environment="local", known=KNOWN[:1], answers={"master-0": master()}, since={})
+    former = store("store-0", StoreState.SUSPECTED)  # of the group's former life, as the journal says
+    found = judge(
+        group="g", environment="local", known=KNOWN[:1], answers={"master-0": master(former)}, since={}
+    )
 
     assert found.health is Health.DEGRADED
+    assert found.stores == []
     assert [(one.code, one.text) for one in found.reasons] == [("store.none", "no store: nothing can be put")]
     assert found.reasons[0].next == "kvops stop && kvops start --stores 1"
 

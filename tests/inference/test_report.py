@@ -112,6 +112,29 @@ def test_short_replays_have_a_report_too(count: int) -> None:
     assert "No request was answered" in Page(render(result, title="t")).text
 
 
+def test_where_nothing_was_read_the_line_has_a_gap() -> None:
+    """A stretch without reads is none of 1 ms: the line stops before it and begins anew behind it."""
+    reads = [5.0] * 80 + [0.0] * 40 + [5.0] * 80
+    text = render(result_of([1.0] * 200, read_ms=reads), title="t")
+    chart = text.split('<figure class="chart">')[2]
+    (figures,) = re.findall(r'<script type="application/json">(.*?)</script>', chart)
+    values = json.loads(figures)["series"][0]["values"]
+
+    assert "Time to read" in chart
+    assert values == [5.0] * 4 + [None] * 2 + [5.0] * 4
+    assert chart.count("<polyline") == 4
+    assert all("," in points for points in re.findall(r'<polyline points="([^"]*)"', chart))
+
+
+def test_tables_carry_their_columns_names_for_narrow_screens() -> None:
+    """Where a table is stacked, each figure says what it is."""
+    text = render(result_of([0.5] * 40, fault_at=10), title="t")
+
+    assert 'data-name="tokens"' in text
+    assert 'data-name="in the trace"' in text
+    assert "@media (max-width:480px){.stack" in text
+
+
 def test_many_events_stay_readable() -> None:
     """Charts carry a few markers, the fault among them; the table says how many rows it leaves out."""
     result = result_of([1.0] * 50, fault_at=40)
@@ -128,8 +151,13 @@ def test_many_events_stay_readable() -> None:
 
 
 def test_a_report_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    """Folders on the way are made; a place where no file can be is an error with a way out."""
+    """A place where no file can be is an error that names it, with a way out; no folder is made unasked."""
     path = tmp_path / "a" / "r.html"
+    with pytest.raises(UsageError, match=f"there is no folder {path.parent}") as caught:
+        check_writable(str(path), what="the report")
+    assert caught.value.fix == f"make it: mkdir -p {path.parent}"
+    assert not path.parent.exists()
+    path.parent.mkdir()
     write_report(str(path), result_of([1.0] * 5), title="t")
 
     assert [file.name for file in path.parent.iterdir()] == ["r.html"]

@@ -114,3 +114,16 @@ def test_a_replay_in_which_nothing_was_answered_still_has_figures() -> None:
     figures = summary(result)
 
     assert (figures["failed"], figures["hit_ratio"]["tokens"], figures["ttft_ms"]["p99"]) == (3, 0.0, 0.0)
+
+
+def test_a_warm_pool_serves_no_more_than_was_possible() -> None:
+    """Tokens that a pool held from before were possible too: no share is above one, and none is hidden."""
+    result = result_of([0.8, 0.4, 0.6], fault_at=1)
+    result.seen_tokens[:] = [0, 500, 1_000]
+
+    figures = summary(result)
+    hit = impact(result)
+
+    assert figures["hit_ratio"]["possible"] == round((800 + 500 + 1_000) / 3_000, 6)
+    assert hit is not None
+    assert (hit.before.served_share, hit.after.served_share) == (1.0, 1_000 / 1_500)
