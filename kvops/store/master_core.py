@@ -558,8 +558,10 @@ class MasterCore:
 
     def _remember_removed(self, digest: bytes) -> None:
         """A store that is away, or counts as lost, may still hold this key: it shall not bring it back."""
+        put = self.puts.get(digest)  # under way, it is not what was removed
+        newest = self._next_floor() if put is None else put.generation
         self._removed.pop(digest, None)
-        self._removed[digest] = Generation(self.term << GENERATION_SEQUENCE_BITS | self._sequence)
+        self._removed[digest] = Generation(newest - 1)
         if len(self._removed) > REMOVED_MAX:
             del self._removed[next(iter(self._removed))]
 

@@ -574,6 +574,24 @@ def test_remove_of_a_lost_stores_key_holds() -> None:
     assert node.core.objects == 0
 
 
+def test_remove_spares_the_put_under_way() -> None:
+    """A put that was under way when its key was removed is no part of that: its object comes back with its store."""
+    rig = Rig()
+    node, client = rig.node(), rig.client()
+    ((_, (place,)),) = rig.put_start(client, [("a", len(DATA))])
+    assert rig.remove(client, "a") is RemoveStatus.ABSENT
+    assert node.write("a", place, DATA) is NodeStatus.OK
+    assert rig.put_end(client, "a", place[0]) is PutStatus.STORED
+    node.frozen = True
+    rig.live(3 * STORE_TTL_MS)
+    rig.close_session(node)
+    node.frozen = False
+
+    rig.live(1_000)
+
+    assert rig.read("a") == DATA
+
+
 def test_hidden_object_stays_until_its_successor_is_whole() -> None:
     """A put of a key whose store is away does not cost the old object when it fails."""
     rig = Rig()
