@@ -1,6 +1,7 @@
 """What tests of several packages share."""
 
 import asyncio
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,6 +12,9 @@ import pytest
 import uvloop
 
 from kvops.net.rpc_server import RpcServer, serve_rpc
+
+# A shell that runs us in the background lets us ignore Ctrl-C, and every process we start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ServeControl = Callable[..., AbstractContextManager[tuple[RpcServer, asyncio.AbstractEventLoop]]]
 
