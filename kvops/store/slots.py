@@ -366,8 +366,8 @@ class SlotTable:
         Take the memory from exactly this generation, open or complete.
 
         Returns:
-            What was freed, or None when this generation does not hold the memory; then it is remembered, so
-            that a writer who comes after the master gave up on it is refused.
+            What was freed, or None when this generation does not hold the memory. Either way it is
+            remembered, so that a writer who comes after the master gave up on it is refused.
         """
         slot = self._open.get(generation)
         if slot is not None and slot.offset == offset:
@@ -379,6 +379,7 @@ class SlotTable:
             return None
         cleared = Cleared(offset, generation, sealed.footprint, None)
         self._remove(cleared)
+        self._revoke(generation)  # a rank that comes late would open it again
         return cleared
 
     def abort_writer(self, generation: int) -> Cleared | None:

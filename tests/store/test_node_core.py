@@ -167,6 +167,16 @@ def test_free_needs_the_exact_generation() -> None:
     here.core.check()
 
 
+def test_rank_that_comes_after_the_object_was_freed() -> None:
+    """A late or repeated part of an object that was whole, and has been removed since, opens nothing."""
+    here = node()
+    here.write("a", place(6), DATA)
+    free(here, (6, 0))
+
+    assert here.write("a", place(6), DATA) is NodeStatus.STALE
+    assert here.core.used_bytes == 0
+
+
 def test_floor_ends_older_puts() -> None:
     """Below the floor nothing is opened, what is open is given up, what is whole stays."""
     here = node()
