@@ -232,7 +232,8 @@ def _bug(error: BaseException, args: list[str]) -> int:
     except OSError:
         click.echo(head + text, err=True)
         fix = "report it with the traceback above"
-    return _report("Bug", f"a bug in kvops: {type(error).__name__}: {error}", fix, EXIT_BUG, args)
+    said = next(iter(str(error).splitlines()), "")  # the rest may be the traceback of another process
+    return _report("Bug", f"a bug in kvops: {type(error).__name__}: {said}", fix, EXIT_BUG, args)
 
 
 def _printable(text: str) -> str:

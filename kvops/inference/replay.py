@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import selectors
@@ -31,6 +32,7 @@ from kvops.inference.results import DONE, FAILED, RESULT, ReplayEvent, ReplayRes
 from kvops.inference.router import Router
 from kvops.inference.tier import WAIT_COMPLETE_MS_MAX, PrefetchPolicy
 from kvops.inference.trace import BLOCK_TOKENS, REQUESTS_MAX, Request, SeenBlocks
+from kvops.limits import OBJECT_BYTES_MAX
 
 NODES_MAX: Final = 64
 WINDOW: Final = 2
@@ -118,12 +120,12 @@ def check(requests: Sequence[Request], config: ReplayConfig) -> None:
         raise UsageError(f"{len(config.hosts)} nodes are not possible", fix=f"choose 1 to {NODES_MAX}")
     if not 1 <= len(requests) <= REQUESTS_MAX:
         raise UsageError(f"{len(requests)} requests are not possible", fix=f"choose 1 to {REQUESTS_MAX}")
-    if config.speed < 0:
+    if not 0 <= config.speed < math.inf:
         raise UsageError(
             f"a speed of {config.speed:g} is not possible", fix="0: as fast as it goes; 1: as recorded"
         )
-    if config.page_bytes < PAGE_BYTES_MIN or config.page_bytes % 8:
-        fix = f"choose at least {PAGE_BYTES_MIN} bytes, a multiple of 8, such as 64KiB"
+    if not PAGE_BYTES_MIN <= config.page_bytes <= OBJECT_BYTES_MAX or config.page_bytes % 8:
+        fix = f"choose {PAGE_BYTES_MIN} to {OBJECT_BYTES_MAX} bytes, a multiple of 8, such as 64KiB"
         raise UsageError(f"pages of {config.page_bytes} bytes are not possible", fix=fix)
     if config.model not in MODELS:
         raise UsageError(f"no GPU model {config.model}", fix=f"choose one of {', '.join(MODELS)}")

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from kvops.errors import UsageError
+from kvops.errors import Refused, UsageError
 from kvops.inference.pages import Bytes
 from kvops.limits import MIB
 from kvops.store.model import Outcome, PutOptions, Reason
@@ -177,7 +177,14 @@ class HostTier:
         self._batch_pages = config.batch_pages
         rows = config.l2_pages + self._batch_pages
         # Memory that starts on a page, as fast copies want it (64 B); numpy's own starts 16 B after one.
-        memory = mmap.mmap(-1, rows * config.page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        size = rows * config.page_bytes
+        try:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError, ValueError) as error:
+            raise Refused(
+                f"the machine does not give {size} B of host memory: {error}",
+                fix="choose a smaller L2 (--l2-size)",
+            ) from error
         self._rows: Bytes = np.frombuffer(memory, dtype=np.uint8).reshape(rows, config.page_bytes)
         self._free = list(range(rows - 1, -1, -1))
         self._l2: OrderedDict[str, int] = OrderedDict()  # key → row, oldest first

@@ -17,6 +17,7 @@ import msgspec
 from kvops.errors import AuthFailed, Unreachable, WireError
 from kvops.net import wire
 from kvops.net.auth import Caller, Hello, Welcome, WireTrouble
+from kvops.net.resolve import resolver
 from kvops.net.spin import GAP_S, Spin
 from kvops.net.wire import Frame, Kind, decode
 
@@ -106,18 +107,22 @@ class Link:
         self.sock = self._open()
 
     def _open(self) -> socket.socket:
-        unix = self.address.is_unix
-        family = socket.AF_UNIX if unix else socket.AF_INET6 if ":" in self.address.host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        if unix:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
-        else:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock: socket.socket | None = None
         try:
-            code = sock.connect_ex(self.address.host if unix else (self.address.host, self.address.port))
-        except OSError as error:  # an unknown name
-            sock.close()
+            unix = self.address.is_unix
+            family, host = (
+                (socket.AF_UNIX, self.address.host) if unix else resolver.address(self.address.host)
+            )
+            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            if unix:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
+            else:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            code = sock.connect_ex(host if unix else (host, self.address.port))
+        except (OSError, Unreachable) as error:  # no descriptor left, a path too long, an unknown name
+            if sock is not None:
+                sock.close()
             self.state = LinkState.CLOSED
             raise self._unreachable(str(error)) from error
         if code not in (0, errno.EINPROGRESS):

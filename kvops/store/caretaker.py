@@ -52,11 +52,24 @@ class Caretaker:
         with self._lock:
             if self._closed:
                 return
-            if self._thread is None:
-                self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-                self._thread = threading.Thread(target=self._run, name="kvops-caretaker", daemon=True)
-                self._thread.start()
+            if self._thread is None and not self._start():
+                return  # out of descriptors or threads: whoever wakes us next tries again
             self._write()
+
+    def _start(self) -> bool:
+        try:
+            self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False
+        thread = threading.Thread(target=self._run, name="kvops-caretaker", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            return False
+        self._thread = thread
+        return True
 
     def report(self, store_id: int, reason: Reason) -> None:
         """A store's breaker opened: the master counts the hosts that say so."""

@@ -31,6 +31,7 @@ __all__ = [
 
 UNIX_PATH_BYTES_MAX: Final = 107  # sun_path of struct sockaddr_un is 108 bytes with its NUL: unix(7)
 SEGMENT_SIZE_BYTES_MIN: Final = MIB
+SEGMENT_SIZE_BYTES_MAX: Final = 1 << 46  # the allocator's
 SEGMENT_ALIGN_BYTES: Final = 4096  # a segment is whole pages
 TRANSPORTS: Final = ("shm", "tcp")
 
@@ -119,7 +120,9 @@ class StoreConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     host: Name = "host-0"  # logical: placement and failure domains go by it
     numa_node: Annotated[int, msgspec.Meta(ge=0, le=1023)] = 0
     masters: list[str]  # wire addresses, host:port
-    segment_size_bytes: Annotated[int, msgspec.Meta(ge=SEGMENT_SIZE_BYTES_MIN)] = 1 << 30
+    segment_size_bytes: Annotated[int, msgspec.Meta(ge=SEGMENT_SIZE_BYTES_MIN, le=SEGMENT_SIZE_BYTES_MAX)] = (
+        1 << 30
+    )
     transports: list[str] = msgspec.field(default_factory=lambda: list(TRANSPORTS))
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from kvops.errors import Refused, WireError
 from kvops.limits import (
+    ALIGN_BYTES,
     CHUNK_BYTES,
     DIGEST_BYTES,
     KEYS_PER_FRAME_MAX,
@@ -42,6 +43,7 @@ from kvops.net import wire
 from kvops.net.auth import Hello
 from kvops.net.wire import Kind, decode
 from kvops.store import messages as m
+from kvops.store.allocator import SEGMENT_BYTES_MAX
 from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
 from kvops.store.eviction import Evictor
 from kvops.store.journal import COMPLETE, COMPLETE_ROW, EXPIRES_ROW, GONE_ROW, Recovery
@@ -682,6 +684,14 @@ class MasterCore:
 
     def _mount(self, conn: int, peer: _Conn, mount: m.Mount, *, now_ms: int) -> bytes:
         """Take a store node in; one that was only away keeps its id and all its objects."""
+        if not (
+            0 <= mount.capacity_bytes <= SEGMENT_BYTES_MAX
+            and mount.capacity_bytes % ALIGN_BYTES == 0
+            and mount.incarnation > 0
+            and mount.highest_generation >= 0
+        ):
+            raise WireError(f"store {mount.name} offers {mount.capacity_bytes} B, which cannot be", fix="")
+        _check_populated(mount, mount.populated_bytes)
         if mount.highest_generation >> GENERATION_SEQUENCE_BITS > self.term:
             raise Refused(
                 f"store {mount.name} has seen master term {mount.highest_generation >> GENERATION_SEQUENCE_BITS},"
@@ -859,6 +869,7 @@ class MasterCore:
         store = peer.store
         if store is None or store.state is StoreState.GONE:
             return m.BEAT_REPLY.pack(self.term, 1, self._floor())
+        _check_populated(store.mount, beat.populated_bytes)
         store.seen_ms = now_ms
         clear = beat.loop_lag_ms < STORE_TTL_MS and now_ms >= store.suspect_until_ms
         if store.state is StoreState.SUSPECTED and clear:
@@ -1102,6 +1113,13 @@ def _state_when_heard(store: Store, now_ms: int) -> StoreState:
 
 
 _STORE_KINDS: Final = frozenset({Kind.MOUNT, Kind.SLOTS, Kind.BEAT, Kind.UNMOUNT, wire.reply(Kind.FREE)})
+
+
+def _check_populated(mount: m.Mount, populated_bytes: int) -> None:
+    if not 0 <= populated_bytes <= mount.capacity_bytes or populated_bytes % ALIGN_BYTES:
+        raise WireError(
+            f"store {mount.name} says that {populated_bytes} B of {mount.capacity_bytes} are there", fix=""
+        )
 
 
 def _check_digests(body: bytes) -> None:

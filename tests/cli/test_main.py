@@ -189,7 +189,7 @@ def test_our_own_bug(
     """A bug of ours is exit code 70; the traceback is in a file that the message names."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    code = main.main(["fail"], root=Failing(ZeroDivisionError("oops")))
+    code = main.main(["fail"], root=Failing(ZeroDivisionError("oops\nTraceback of an engine")))
 
     said = capsys.readouterr().err
     (file,) = tmp_path.glob("kvops-crash-*.txt")

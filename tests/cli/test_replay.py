@@ -159,6 +159,8 @@ def test_a_replay_that_cannot_be_is_refused_at_once(group: Run, tmp_path: Path) 
         ((*synth, "--at", "5h:kill:store-1"), "the trace ends at"),
         ((*synth, "--page-size", "100B"), "multiple of 8"),
         ((*synth, "--page-size", "64"), "unit"),
+        ((*synth, "--page-size", "2GiB"), "multiple of 8"),
+        ((*synth, "--speed", "nan"), "speed of nan"),
         ((*synth, "--report", str(cut / "r.html")), "cannot be written"),
         ((*synth, "--report", str(tmp_path / "none" / "r.html")), f"there is no folder {tmp_path / 'none'}"),
     ):

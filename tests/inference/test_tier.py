@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvops.errors import Refused
 from kvops.inference.pages import PageBook
 from kvops.inference.tier import BATCH_PAGES, Fetched, HostTier, PrefetchPolicy, TierConfig
 from kvops.store.model import Outcome, Reason
@@ -45,6 +46,13 @@ def serve(tier: HostTier, keys: Sequence[str]) -> Fetched:
 def keys_of(text: str) -> list[str]:
     """Keys of a prefix chain: each stands for all before it."""
     return [text[: i + 1] for i in range(len(text))]
+
+
+def test_more_memory_than_there_is() -> None:
+    """An L2 that the machine cannot give is refused, with what to do."""
+    with pytest.raises(Refused, match="host memory") as caught:
+        tier_over(MemoryPool(), l2_pages=1 << 50)
+    assert caught.value.fix
 
 
 def test_computed_pages_come_back_from_l2_then_from_the_pool() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,12 +20,13 @@ from kvops.limits import (
 )
 from kvops.net import wire
 from kvops.net.wire import Kind
+from kvops.store import messages as m
 from kvops.store.master_core import ORPHAN_MS, REMOVE_WAIT_MS
 from kvops.store.messages import PutStatus, RemoveStatus
 from kvops.store.model import ObjectFlag, StoreState
 from kvops.transfer.layout import footprint_bytes
 from kvops.transfer.messages import NodeStatus
-from tests.store.rig import Node, Rig, digests, end_row, put_rows
+from tests.store.rig import Node, Rig, digests, end_row, hello, put_rows
 
 DATA = b"x" * 1_000
 OTHER = b"y" * 2_000
@@ -641,6 +643,49 @@ def test_late_writer_of_another_master() -> None:
     rig.live(2_000)
     assert node.core.objects == 0
     assert node.core.used_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"capacity_bytes": -64},
+        {"capacity_bytes": 1 << 60},
+        {"capacity_bytes": (1 << 20) + 1},
+        {"populated_bytes": -64},
+        {"populated_bytes": (1 << 20) + 64},
+        {"populated_bytes": 65},
+        {"incarnation": 0},
+        {"highest_generation": -1},
+    ],
+    ids=str,
+)
+def test_mount_that_cannot_be_is_refused(odd: dict[str, int]) -> None:
+    """A store that offers what no store can have is sent away before anything is entered."""
+    rig = Rig()
+    node = rig.node(mounted=False)
+    conn = 99
+    rig.core.connected(conn, hello("store", node.name, node.host))
+
+    with pytest.raises(WireError):
+        rig.ask(conn, Kind.MOUNT, wire.encode(msgspec.structs.replace(node.mount(), **odd)))
+
+    assert len(rig.core.stores) == 0
+    rig.open_session(node)
+    rig.flow()
+    assert state_of(rig, node) is StoreState.READY
+
+
+@pytest.mark.parametrize("populated", [-64, 65, (1 << 20) + 64])
+def test_beat_that_cannot_be_is_refused(populated: int) -> None:
+    """Nor does a beat give memory that the store does not have."""
+    rig = Rig()
+    node = rig.node()
+    beat = m.Beat(populated_bytes=populated, objects=0, used_bytes=0, loop_lag_ms=0)
+
+    with pytest.raises(WireError):
+        rig.ask(node.conn, Kind.BEAT, wire.encode(beat))
+
+    rig.core.check()
 
 
 def test_mount_of_a_later_term_is_refused() -> None:

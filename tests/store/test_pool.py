@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -498,6 +500,28 @@ def put_start(pool: LocalPool, key: str, size: int) -> Link:
     answer = call(link, Kind.PUT_START, put_rows([(key, size)]), request=1, deadline=time.monotonic() + 5)
     assert parse_put(answer, 1)[0][0] is PutStatus.GRANTED
     return link
+
+
+def test_client_without_descriptors(pool: LocalPool, prefix: str) -> None:
+    """A process that has no file descriptor left loses hits, not its mind; when it has some again, so does the pool."""
+    client, key = pool.connect(), f"{prefix}a"
+    assert client.put(key, b"bytes").ok
+
+    def work() -> bool:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        taken = []
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        reasons = {client.batch_get_into([key], [bytearray(5)])[0].reason for _ in range(3)}
+        reasons.add(client.put(f"{key}2", b"x").reason)
+        expected = {Reason.MASTER_DOWN, Reason.BREAKER_OPEN}
+        lost = reasons <= expected and client.batch_exists([key]) == [False] and client.get(key) is None
+        for descriptor in taken:
+            os.close(descriptor)
+        return lost and until(lambda: client.get(key) == b"bytes", "the child reads again")
+
+    assert in_child(work) == 0
 
 
 def test_second_writer(pool: LocalPool, prefix: str) -> None:
