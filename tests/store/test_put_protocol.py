@@ -524,7 +524,7 @@ class PutProtocol(RuleBasedStateMachine):
 
 
 PutProtocol.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -565,7 +565,7 @@ def act(world: PutProtocol, rng: Random) -> None:
             world.trouble(rng.choice(TROUBLES), which, down_ms, steps, meanwhile)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(20))
 def test_long_histories(seed: int) -> None:
     """The same machine over far longer histories than can be shrunk; a seed that fails is worth a test of its own."""
     world, rng = PutProtocol(), Random(seed)
