@@ -57,12 +57,12 @@ from kvops.fleet.process import (
     is_running,
     is_stopped,
     send_signal,
-    signals_held,
     spawn_detached,
     wait_ended,
 )
 from kvops.limits import GIB, MIB
 from kvops.notify import Notice, Receiver
+from kvops.signals import signals_held
 
 if TYPE_CHECKING:
     from kvops.store.config import MasterConfig, StoreConfig

@@ -14,20 +14,16 @@ import os
 import select
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from kvops.errors import ConfigError, ParseError, Refused
 
 PROC: Final = Path("/proc")
 _ENDED_STATES: Final = "ZXx"  # zombie, dead: proc_pid_stat(5)
-_HELD_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,35 +224,3 @@ def spawn_detached(argv: Sequence[str], *, log_file: Path, env: Mapping[str, str
     process.returncode = 0
     identity = ProcessIdentity(pid=process.pid, started_ticks=started_ticks, boot_id=boot_id())
     return Spawned(identity=identity, pidfd=pidfd)
-
-
-@contextmanager
-def signals_held() -> Iterator[None]:
-    """
-    Put off Ctrl-C, SIGTERM and SIGHUP until the block is done, then deliver them.
-
-    For steps that must not be torn: a daemon that was started but not yet written down would be lost. Only
-    the main thread gets signals; elsewhere this does nothing. Handlers are replaced rather than signals
-    blocked, since a blocked mask would be inherited by whatever the block starts.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    arrived: list[int] = []
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        arrived.append(signum)
-
-    previous = {}
-    try:
-        for signum in _HELD_SIGNALS:
-            if callable(
-                signal.getsignal(signum)
-            ):  # SIG_DFL and SIG_IGN raise nothing that could tear the block
-                previous[signum] = signal.signal(signum, note)
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
-        for number in arrived:
-            signal.raise_signal(number)

@@ -33,6 +33,7 @@ from kvops.inference.router import Router
 from kvops.inference.tier import WAIT_COMPLETE_MS_MAX, PrefetchPolicy
 from kvops.inference.trace import BLOCK_TOKENS, REQUESTS_MAX, Request, SeenBlocks
 from kvops.limits import OBJECT_BYTES_MAX
+from kvops.signals import signals_held
 
 NODES_MAX: Final = 64
 WINDOW: Final = 2
@@ -281,7 +282,9 @@ def _engines(config: ReplayConfig) -> Iterator[list[_Engine]]:
     """Start every engine; none is left afterwards, whatever happened."""
     engines: list[_Engine] = []
     try:
-        engines.extend(_Engine(number, config) for number in range(len(config.hosts)))
+        for number in range(len(config.hosts)):
+            with signals_held():  # a process that runs and is not in the list would be left behind
+                engines.append(_Engine(number, config))
         yield engines
     finally:
         for engine in engines:

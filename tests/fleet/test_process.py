@@ -24,7 +24,6 @@ from kvops.fleet.process import (
     is_stopped,
     parse_stat,
     send_signal,
-    signals_held,
     spawn_detached,
     wait_ended,
 )
@@ -134,17 +133,6 @@ def test_no_such_program(tmp_path: Path) -> None:
     """A program that is not there is one clear error."""
     with pytest.raises(ConfigError, match="cannot run /no/such"):
         spawn_detached(["/no/such"], log_file=tmp_path / "log", env={})
-
-
-def test_held_signals() -> None:
-    """Ctrl-C in the middle of a step that must not be torn comes after the step, not never."""
-    done = []
-
-    with pytest.raises(KeyboardInterrupt), signals_held():  # noqa: PT012 (the order is the point)
-        signal.raise_signal(signal.SIGINT)
-        done.append("the step")
-
-    assert done == ["the step"]
 
 
 def test_boot_id() -> None:

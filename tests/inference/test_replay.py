@@ -61,6 +61,26 @@ def nothing_left() -> Any:
     assert [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE] == []
 
 
+def test_ctrl_c_while_an_engine_is_started(
+    config: Callable[..., ReplayConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that was just started when Ctrl-C came has ended, and been collected, before the replay has."""
+    started = []
+
+    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        replay(REQUESTS, config(nodes=2))
+
+    assert [process.returncode is not None for process in started] == [True]
+
+
 def test_one_node_reaches_the_traces_limit_and_every_token_is_accounted_for(
     config: Callable[..., ReplayConfig],
 ) -> None:
