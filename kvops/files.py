@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -15,6 +16,15 @@ from kvops.errors import ConfigError
 FILE_BYTES_MAX: Final = 1 << 20  # of one YAML file; a larger one is not a configuration
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+def default_state_dir(env: Mapping[str, str] = os.environ) -> Path:
+    """``$KVOPS_STATE_DIR``, else ``$XDG_STATE_HOME/kvops``, else ``~/.local/state/kvops``."""
+    if env.get("KVOPS_STATE_DIR"):
+        return Path(env["KVOPS_STATE_DIR"]).expanduser().absolute()
+    home = env.get("XDG_STATE_HOME", "")
+    # The XDG Base Directory Specification: a relative path is invalid and to be ignored.
+    return (Path(home) if home.startswith("/") else Path("~/.local/state").expanduser()) / "kvops"
 
 
 def load_yaml(path: Path, kind: type[Struct]) -> Struct:

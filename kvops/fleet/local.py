@@ -30,7 +30,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -48,7 +48,7 @@ from kvops.errors import (
     Unreachable,
     UsageError,
 )
-from kvops.files import load_yaml, write_private, write_yaml
+from kvops.files import default_state_dir, load_yaml, write_private, write_yaml
 from kvops.fleet import preflight
 from kvops.fleet.process import (
     ProcessIdentity,
@@ -112,15 +112,6 @@ def utc_now() -> str:
 
 def _rfc3339(at: datetime) -> str:
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def default_state_dir(env: Mapping[str, str] = os.environ) -> Path:
-    """``$KVOPS_STATE_DIR``, else ``$XDG_STATE_HOME/kvops``, else ``~/.local/state/kvops``."""
-    if env.get("KVOPS_STATE_DIR"):
-        return Path(env["KVOPS_STATE_DIR"]).expanduser().absolute()
-    home = env.get("XDG_STATE_HOME", "")
-    # The XDG Base Directory Specification: a relative path is invalid and to be ignored.
-    return (Path(home) if home.startswith("/") else Path("~/.local/state").expanduser()) / "kvops"
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):

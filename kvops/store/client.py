@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from kvops.errors import ClosedPool, Unreachable, UsageError, WireError, WrongBuffer
-from kvops.files import read_secret
+from kvops.files import default_state_dir, read_secret
 from kvops.limits import (
     DEADLINE_MS_MAX,
     DIGEST_BYTES,
@@ -878,11 +878,7 @@ def boot_id() -> str:
 
 def local_secret(group: str) -> Path:
     """Where ``kvops start`` keeps the secret of a local group."""
-    base = os.environ.get("KVOPS_STATE_DIR")
-    if base is None:
-        state_home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-        base = f"{state_home}/kvops"
-    return Path(base) / "groups" / group / "secret"
+    return default_state_dir() / "groups" / group / "secret"
 
 
 def _bounded(deadline_ms: float) -> float:

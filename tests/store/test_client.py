@@ -15,9 +15,10 @@ import pytest
 import kvops
 from kvops import PutOptions
 from kvops.errors import Unreachable, UsageError, WrongBuffer
-from kvops.files import write_private
+from kvops.files import default_state_dir, write_private
+from kvops.fleet.local import LocalGroup
 from kvops.net import wire
-from kvops.store.client import Pool
+from kvops.store.client import Pool, local_secret
 from kvops.store.model import Reason
 from tests.net.servers import SECRET, accept_handshake, receive_frame, serve_script
 
@@ -198,3 +199,24 @@ def test_a_view_that_cannot_be_understood(tmp_path: Path) -> None:
         with pytest.raises(Unreachable, match="View"):
             pool.stores()
         assert pool.refresh(time.monotonic() + 5) is False
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"KVOPS_STATE_DIR": "/somewhere"},
+        {"KVOPS_STATE_DIR": "~/somewhere"},
+        {"KVOPS_STATE_DIR": "", "XDG_STATE_HOME": "/state"},
+        {"XDG_STATE_HOME": "relative"},
+        {},
+    ],
+    ids=str,
+)
+def test_the_secret_lies_where_start_puts_it(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client and command line agree on where a local group lives."""
+    for name in ("KVOPS_STATE_DIR", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+
+    assert local_secret("g") == LocalGroup(default_state_dir(), "g").secret_file
