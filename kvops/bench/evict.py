@@ -26,8 +26,8 @@ from kvops.net.wire import Kind
 from kvops.store import messages as m
 from kvops.store.channel import Identity, MasterChannel, Trouble
 from kvops.store.client import Pool
+from kvops.store.clock import boot_id
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests
-from kvops.store.listen import boot_id
 from kvops.store.messages import PutStatus
 from kvops.store.model import LOCATION
 

@@ -18,8 +18,8 @@ from kvops.limits import CHUNK_BYTES, DIGEST_BYTES
 from kvops.net.auth import Hello
 from kvops.net.link import Address
 from kvops.store import messages as m
+from kvops.store.clock import boot_id
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests
-from kvops.store.listen import boot_id
 from kvops.store.session import SLOTS_PER_FRAME, Session
 from kvops.transfer.layout import footprint_bytes
 

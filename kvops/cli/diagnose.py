@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from kvops.cli import options
 from kvops.cli.options import DURATION_MS, PATH, Settings
 from kvops.cli.output import Column, Output
 from kvops.errors import UsageError
+from kvops.files import default_state_dir
 
 if TYPE_CHECKING:
     from kvops.diag.facts import HostFacts
@@ -150,11 +150,7 @@ def command(
 
 
 def _state_dir(settings: Settings) -> Path:
-    if settings.state_dir is not None:
-        return settings.state_dir
-    if os.environ.get("KVOPS_STATE_DIR"):
-        return Path(os.environ["KVOPS_STATE_DIR"])
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "kvops"
+    return settings.state_dir or default_state_dir()
 
 
 def _muted(settings: Settings, results: Sequence[Result]) -> list[Result]:

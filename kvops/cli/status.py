@@ -78,7 +78,8 @@ def command(settings: Settings, wait: str | None) -> int:
     """
     out = Output(settings)
     if wait is None:
-        return show(out, resolve(settings), look(resolve(settings), timeout_s=settings.timeout_s()))
+        target = resolve(settings)
+        return show(out, target, look(target, timeout_s=settings.timeout_s()))
     deadline = time.monotonic() + settings.timeout_s(60.0)
     pause = threading.Event()
     while True:

@@ -9,7 +9,6 @@ place.
 
 from __future__ import annotations
 
-import functools
 import os
 import select
 import signal
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from kvops.errors import ConfigError, ParseError, Refused
+from kvops.store.clock import boot_id
 
 PROC: Final = Path("/proc")
 _ENDED_STATES: Final = "ZXx"  # zombie, dead: proc_pid_stat(5)
@@ -33,12 +33,6 @@ class ProcessIdentity:
     pid: int
     started_ticks: int  # /proc/<pid>/stat field 22, clock ticks since boot
     boot_id: str
-
-
-@functools.cache
-def boot_id(proc: Path = PROC) -> str:
-    """The kernel's name for this boot of the machine."""
-    return (proc / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def parse_stat(text: str) -> tuple[str, int]:

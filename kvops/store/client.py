@@ -42,6 +42,7 @@ from kvops.store.breaker import Failure, RetryBudget
 from kvops.store.caretaker import Caretaker
 from kvops.store.channel import PATIENCE_S, Identity, MasterChannel, StoreChannel, Trouble, now_ms
 from kvops.store.client_core import MISS, Located, PutPlan, ReadPlan
+from kvops.store.clock import boot_id
 from kvops.store.keys import NAMESPACE_BYTES, NAMESPACE_DEFAULT, index_digests, key_bytes
 from kvops.store.messages import RemoveStatus
 from kvops.store.model import LOCATION, Locations, ObjectFlag, Outcome, PutOptions, Reason, StoreInfo, View
@@ -869,11 +870,6 @@ def _program() -> str:
     """What the running program is called, whatever bytes that is made of."""
     name = Path(sys.argv[0] if sys.argv else "").name or "python"
     return name.encode("utf-8", "replace")[:NAME_BYTES_MAX].decode("utf-8", "ignore")
-
-
-def boot_id() -> str:
-    """What tells one boot of one machine from all others."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def local_secret(group: str) -> Path:

@@ -15,11 +15,11 @@ from typing import Final
 import numpy as np
 
 from kvops.errors import UsageError
-from kvops.limits import CHUNK_BYTES, DEPTH_MAX, DIGEST_BYTES, PART_CHUNK_BYTES
+from kvops.limits import DEPTH_MAX, DIGEST_BYTES
 from kvops.store import messages as m
 from kvops.store.keys import key_digest
 from kvops.store.messages import PutStatus
-from kvops.store.model import LOCATION, ObjectFlag, Outcome, PutOptions, Reason, StoreInfo
+from kvops.store.model import LOCATION, ObjectFlag, Outcome, PutOptions, Reason, StoreInfo, chunk_of
 from kvops.transfer.layout import chunk_span
 from kvops.transfer.model import ReadSlice, SliceState, WriteSlice
 
@@ -43,11 +43,6 @@ _PUT_OUTCOMES: Final = {
     PutStatus.NO_SPACE: Outcome(False, Reason.NO_SPACE),
     PutStatus.REFUSED: Outcome(False, Reason.REFUSED),
 }
-
-
-def chunk_of(flags: int) -> int:
-    """The chunk size of an object with these flags, in bytes."""
-    return PART_CHUNK_BYTES if flags & ObjectFlag.PARTS else CHUNK_BYTES
 
 
 class Located:

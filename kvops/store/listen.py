@@ -7,7 +7,6 @@ import os
 import resource
 import socket
 import stat
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -37,12 +36,6 @@ def connection_room() -> int:
         if soft == resource.RLIM_INFINITY
         else min(CONNECTIONS_MAX, max(1, soft - FILES_RESERVED))
     )
-
-
-@cache
-def boot_id() -> str:
-    """What tells one boot of one machine from all others."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
 
 
 def listen_tcp(address: Address) -> socket.socket:

@@ -29,13 +29,13 @@ from kvops.net.spin import GAP_S, Spin
 from kvops.net.wire import Frame, Kind, decode
 from kvops.notify import notify, notify_ready
 from kvops.store import messages as m
-from kvops.store.clock import boot_ms
+from kvops.store.clock import boot_id, boot_ms
 from kvops.store.config import MasterConfig
 from kvops.store.control import SERVICE, ControlServicer
 from kvops.store.events import EventFollower, EventLog
 from kvops.store.journal import recover_state, set_aside
 from kvops.store.journal_writer import JournalWriter
-from kvops.store.listen import boot_id, connection_room, listen_tcp, listen_unix
+from kvops.store.listen import connection_room, listen_tcp, listen_unix
 from kvops.store.master_core import TICK_MS, MasterCore, MasterSettings
 from kvops.store.model import GENERATION_SEQUENCE_BITS, Event, MasterStatus
 from kvops.store.snapshot import Snapshot

@@ -27,12 +27,10 @@ from numpy.typing import NDArray
 from kvops.errors import Refused, WireError
 from kvops.limits import (
     ALIGN_BYTES,
-    CHUNK_BYTES,
     DIGEST_BYTES,
     KEYS_PER_FRAME_MAX,
     LEASE_TTL_MS,
     OBJECT_BYTES_MAX,
-    PART_CHUNK_BYTES,
     PROCESSING_MAX,
     PUT_TTL_MS,
     PUTS_PER_FRAME_MAX,
@@ -64,6 +62,8 @@ from kvops.store.model import (
     StoreInfo,
     StoreState,
     View,
+    chunk_of,
+    chunks_of,
 )
 from kvops.store.objects import Objects, Place
 from kvops.store.placement import Candidate, Placement, Writer, choose
@@ -84,16 +84,6 @@ EVICT_SLICE: Final = 64  # objects; about 0.1 ms, and at most some 100 slices a 
 SWEEP_SLICE: Final = 64  # slots, after a response
 PERMANENT_FLAGS: Final = ObjectFlag.SOFT_PIN | ObjectFlag.HARD_PIN | ObjectFlag.PARTS
 """Flags a writer may ask for; the others are the master's own."""
-
-
-def chunk_of(flags: int) -> int:
-    """The chunk size of an object, in bytes."""
-    return PART_CHUNK_BYTES if flags & ObjectFlag.PARTS else CHUNK_BYTES
-
-
-def chunks_of(flags: NDArray[np.uint16]) -> NDArray[np.int64]:
-    """``chunk_of``, for many."""
-    return np.where(flags & ObjectFlag.PARTS, np.int64(PART_CHUNK_BYTES), np.int64(CHUNK_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvops.errors import UsageError
-from kvops.limits import REPLICAS_MAX, TENANT_MAX, TTL_MS_MAX
+from kvops.limits import CHUNK_BYTES, PART_CHUNK_BYTES, REPLICAS_MAX, TENANT_MAX, TTL_MS_MAX
 
 StoreId = NewType("StoreId", int)
 """A mount of one store node at one master: a restarted node gets a new one. 1 to 65,535."""
@@ -53,6 +53,16 @@ class ObjectFlag:
     HAS_TTL: Final = 4  # the master keeps an expiry for it
     REPLICATED: Final = 8  # further replicas follow the rows of a lookup's reply
     PARTS: Final = 16  # written by several ranks, in chunks of PART_CHUNK_BYTES
+
+
+def chunk_of(flags: int) -> int:
+    """The chunk size of an object, in bytes."""
+    return PART_CHUNK_BYTES if flags & ObjectFlag.PARTS else CHUNK_BYTES
+
+
+def chunks_of(flags: NDArray[np.uint16]) -> NDArray[np.int64]:
+    """``chunk_of``, for many."""
+    return np.where(flags & ObjectFlag.PARTS, np.int64(PART_CHUNK_BYTES), np.int64(CHUNK_BYTES))
 
 
 class Reason(StrEnum):

@@ -28,8 +28,9 @@ from kvops.net.peer import Peers, WirePeer
 from kvops.net.wire import Frame, Kind
 from kvops.notify import notify, notify_ready
 from kvops.store import messages as m
+from kvops.store.clock import boot_id
 from kvops.store.config import StoreConfig
-from kvops.store.listen import boot_id, connection_room, listen_tcp, listen_unix
+from kvops.store.listen import connection_room, listen_tcp, listen_unix
 from kvops.store.node_core import NodeCore, Write
 from kvops.store.segment import Segment
 from kvops.store.session import SLOTS_PER_FRAME, Session

@@ -8,7 +8,8 @@ import numpy as np
 
 from kvops.store.journal import COMPLETE_ROW, EXPIRES_ROW, Kind
 from kvops.store.journal_writer import JournalWriter
-from kvops.store.master_core import MasterCore, chunks_of
+from kvops.store.master_core import MasterCore
+from kvops.store.model import chunks_of
 
 SLICE: Final = 2_048  # slots; about 0.1 ms
 

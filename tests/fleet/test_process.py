@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from kvops.errors import ConfigError, ParseError
 from kvops.fleet.process import (
     ProcessIdentity,
-    boot_id,
     collect,
     identify,
     is_running,
@@ -27,6 +26,7 @@ from kvops.fleet.process import (
     spawn_detached,
     wait_ended,
 )
+from kvops.store.clock import boot_id
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from kvops.store import messages as m
 from kvops.store.journal import COMPLETE_ROW, GONE_ROW, Recovery, live_rows
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests, key_digest
-from kvops.store.master_core import MasterCore, MasterSettings, chunk_of
+from kvops.store.master_core import MasterCore, MasterSettings
 from kvops.store.messages import PutStatus, RemoveStatus
-from kvops.store.model import LOCATION, StoreInfo
+from kvops.store.model import LOCATION, StoreInfo, chunk_of
 from kvops.store.node_core import NodeCore
 from kvops.transfer import messages as tm
 from kvops.transfer.layout import chunk_digests

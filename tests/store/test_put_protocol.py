@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvops.limits import LEASE_MARGIN_MS, LEASE_TTL_MS, PART_CHUNK_BYTES, STORE_TTL_MS
 from kvops.net.wire import Kind
 from kvops.store.keys import NAMESPACE_DEFAULT, key_digest
-from kvops.store.master_core import ORPHAN_MS, chunk_of
+from kvops.store.master_core import ORPHAN_MS
 from kvops.store.messages import PutStatus
-from kvops.store.model import ObjectFlag, StoreState
+from kvops.store.model import ObjectFlag, StoreState, chunk_of
 from kvops.transfer import messages as tm
 from kvops.transfer.layout import (
     HEADER_BYTES,
