@@ -69,6 +69,10 @@ class Kind(IntEnum):
     FREE = 70
     UNMOUNT = 72
 
+    # Standby → leader, and the leader's operations back on the same connection.
+    JOIN = 80
+    REPLICATE = 82
+
     # Client → store.
     WRITE = 96
     READ = 98
