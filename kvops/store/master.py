@@ -9,14 +9,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
 from kvops import __version__, collector
-from kvops.errors import KvopsError, NotLeader, Refused, WireError
+from kvops.errors import KvopsError, NotLeader, Refused, Unreachable, WireError
 from kvops.files import read_secret
 from kvops.limits import BEAT_INTERVAL_MS
 from kvops.log import configure, log
@@ -29,6 +30,7 @@ from kvops.net.rpc_server import RpcServer, serve_rpc
 from kvops.net.spin import GAP_S, Spin
 from kvops.net.wire import Frame, Kind, decode
 from kvops.notify import notify, notify_ready
+from kvops.proto.kvops.v1 import control_pb2 as pb
 from kvops.store import messages as m
 from kvops.store.clock import boot_id, boot_ms
 from kvops.store.config import MasterConfig, read_password
@@ -41,7 +43,7 @@ from kvops.store.journal import recover_state, set_aside
 from kvops.store.journal_writer import JournalWriter
 from kvops.store.listen import connection_room, listen_tcp, listen_unix
 from kvops.store.master_core import TICK_MS, JournalEntry, MasterCore, MasterSettings
-from kvops.store.model import GENERATION_SEQUENCE_BITS, Event, MasterStatus
+from kvops.store.model import GENERATION_SEQUENCE_BITS, Event, HoldKind, HoldReply, MasterStatus
 from kvops.store.replication import ACK, Replication
 from kvops.store.snapshot import Snapshot
 from kvops.store.standby import Standby
@@ -57,6 +59,8 @@ WORK_INTERVAL_S: Final = 0.002  # between slices, while there is work
 IDLE_INTERVAL_S: Final = 0.02
 PREPARE_INTERVAL_S: Final = 0.02
 PREPARE_SLOTS: Final = 65_536  # ahead of the index; 5 MB
+COMMIT_S_MAX: Final = 2.0  # … for standbys
+FLUSH_S_MAX: Final = 1.0  # an operator's change waits this long for a slow disk
 SNAPSHOT_PAUSE_S: Final = 10.0  # between two attempts
 ALWAYS: Final = 1 << 63  # a lease that nobody else can have
 HELD_MAX: Final = 100_000  # answers that wait for standbys
@@ -156,7 +160,7 @@ class _Peer(WirePeer):
         if answer is not None:
             data = wire.pack(frame.kind + 1, answer, frame.request)
             if frame.kind in _PROMISES and self._master.must_wait(frame.kind, answer):
-                self._master.hold(self, data)
+                self._master.answer_later(self, data)
             else:
                 self.transport.write(data)
         self._master.after_request(now)
@@ -199,6 +203,7 @@ class Master:
         """Nothing is answered from then on, on the boot clock."""
         self._replication: Replication | None = None  # as a leader among several
         self._streams = Streams()
+        self._unconfirmed: list[tuple[int, asyncio.Future[None]]] = []  # operators that wait for a sequence
         self._beat_due_ms = 0
         self._coordinator: Coordinator | None = None  # one of several masters
         self._follower: Follower | None = None  # … that does not lead
@@ -564,6 +569,12 @@ class Master:
         self._replication = None
         self._streams = Streams()
         self.lease_until_ms = 0
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        for _, confirmed in unconfirmed:
+            if not confirmed.done():
+                confirmed.set_exception(
+                    NotLeader(f"{self.config.name} does not lead any more", fix="look with kvops status")
+                )
         for peer in list(self._peers.values()):
             peer.transport.abort()
         self._close_journal()
@@ -696,7 +707,7 @@ class Master:
             return False
         return kind != Kind.PUT_START or m.PutStatus.EXISTS in answer[m.PUT_REPLY_HEAD.size :]
 
-    def hold(self, peer: _Peer, data: bytes) -> None:
+    def answer_later(self, peer: _Peer, data: bytes) -> None:
         """Keep an answer until the standbys have what it promises."""
         assert self._replication is not None
         if self._replication.held >= HELD_MAX:
@@ -706,6 +717,10 @@ class Master:
 
     def _release(self) -> None:
         assert self._replication is not None
+        for sequence, confirmed in self._unconfirmed:
+            if sequence <= self._replication.committed and not confirmed.done():
+                confirmed.set_result(None)
+        self._unconfirmed = [one for one in self._unconfirmed if not one[1].done()]
         for conn, data in self._replication.release():
             peer = self._peers.get(conn)
             if peer is not None:
@@ -783,7 +798,66 @@ class Master:
             breaker_open=core.breaker_open,
             stores=[store.info() for store in core.stores],
             clients=core.clients(),
+            holds=core.holds.every(now_ms=boot_ms()),
         )
+
+    def hold(self, kind: HoldKind, request: pb.DrainRequest) -> HoldReply:
+        """Drain or cordon."""
+        now = boot_ms()
+        self.assert_leads(now)
+        reply = self.core.holds.hold(
+            request.targets,
+            kind,
+            reason=request.reason,
+            owner=request.owner,
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+            migrate=request.migrate,
+            bandwidth_bps=request.bandwidth_bps,
+            force=request.force,
+            dry_run=request.dry_run,
+            now_ms=now,
+        )
+        self._send()
+        return reply
+
+    def lift(self, request: pb.UndrainRequest) -> HoldReply:
+        """Undrain."""
+        self.assert_leads(boot_ms())
+        reply = self.core.holds.lift(
+            request.targets, owner=request.owner, dry_run=request.dry_run, now_ms=boot_ms()
+        )
+        self._send()
+        return reply
+
+    def ok_to_stop(self, targets: Sequence[str]) -> HoldReply:
+        """What stopping these would do to the pool."""
+        return self.core.holds.ok_to_stop(targets, now_ms=boot_ms())
+
+    def holds(self) -> HoldReply:
+        """Every hold."""
+        return HoldReply(holds=self._directory().holds.every(now_ms=boot_ms()))
+
+    async def remembered(self) -> None:
+        """
+        Wait until what was done outlives this process: standbys have it, the journal is in the kernel's hands.
+
+        Raises:
+            Unreachable: Standbys did not confirm, or somebody else leads by now: it may be undone.
+        """
+        replication = self._replication
+        if replication is not None and replication.pending:
+            confirmed: asyncio.Future[None] = self._loop.create_future()
+            self._unconfirmed.append((replication.sequence, confirmed))
+            try:
+                await asyncio.wait_for(confirmed, COMMIT_S_MAX)
+            except TimeoutError:
+                raise Unreachable(
+                    f"the standbys of {self.config.name} have not confirmed it within {COMMIT_S_MAX:g} s",
+                    fix="look with kvops status, then repeat: it does nothing twice",
+                ) from None
+        journal = self._journal
+        if journal is not None and not await asyncio.to_thread(journal.flush, FLUSH_S_MAX):
+            log.error("journal.behind", waited_s=FLUSH_S_MAX)  # what was asked for is done all the same
 
     def events(self, since: str | None) -> list[Event]:
         """The events held, oldest first, from a time on."""
@@ -848,7 +922,9 @@ class Master:
             ),
             counter("kvops_master_no_space_total", "Puts without room.", lambda: core().counters.no_space),
             counter(
-                "kvops_master_swept_total", "Objects of lost stores forgotten.", lambda: core().counters.swept
+                "kvops_master_swept_total",
+                "Objects of lost stores forgotten.",
+                lambda: core().sweeper.swept_total,
             ),
         ]
 

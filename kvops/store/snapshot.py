@@ -23,7 +23,9 @@ class StateWalk:
 
     def stores(self) -> list[JournalEntry]:
         """What is not an object; to be asked for first."""
-        return [JournalEntry(Kind.STORE, store=store.info()) for store in self._core.stores]
+        entries = [JournalEntry(Kind.STORE, store=store.info()) for store in self._core.stores]
+        holds = self._core.holds.rows()
+        return [*entries, JournalEntry(Kind.HOLDS, holds=tuple(holds))] if holds else entries
 
     def step(self) -> list[JournalEntry] | None:
         """The next slice, until None."""
@@ -55,6 +57,8 @@ class Snapshot:
             journal.append_store(
                 store.info()
             )  # in the tail: a snapshot's queue may be full, the tail's is not
+        if core.holds.rows():
+            journal.append_holds(core.holds.rows())
 
     def step(self) -> bool:
         """One slice; whether the snapshot is over."""

@@ -20,7 +20,7 @@ from kvops.errors import WireError
 from kvops.limits import LEASE_MARGIN_MS, LEASE_TTL_MS
 from kvops.store.journal import ROWS, Kind
 from kvops.store.master_core import JournalEntry, MasterCore
-from kvops.store.model import ObjectFlag, StoreId, StoreInfo, StoreState, chunks_of
+from kvops.store.model import Hold, ObjectFlag, StoreId, StoreInfo, StoreState, chunks_of
 from kvops.store.objects import Place
 from kvops.store.replication import STATE_END
 from kvops.transfer.layout import footprint_bytes
@@ -69,8 +69,9 @@ class Standby:
                 fix="upgrade the older one: neighbouring versions work together",
             ) from None
         if entry.rows is None:
-            assert entry.store is not None
-            self._store(entry.store, now_ms=now_ms)
+            if entry.store is not None:
+                self._store(entry.store, now_ms=now_ms)
+            self.core.holds.restore(entry.holds)
         elif kind == Kind.COMPLETE:
             self._complete(entry.rows, now_ms=now_ms)
         elif kind == Kind.GONE:
@@ -173,4 +174,6 @@ def _decode(kind: int, body: bytes) -> JournalEntry:
         return JournalEntry(Kind(kind), rows=np.frombuffer(body, ROWS[kind]))
     if kind == Kind.STORE:
         return JournalEntry(Kind.STORE, store=msgspec.msgpack.decode(body, type=StoreInfo))
+    if kind == Kind.HOLDS:
+        return JournalEntry(Kind.HOLDS, holds=msgspec.msgpack.decode(body, type=tuple[Hold, ...]))
     raise ValueError("its kind is unknown")
