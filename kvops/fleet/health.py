@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -172,6 +173,44 @@ def trouble_since(events: Iterable[Event]) -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mounted:
+    """When a store came, and with how much of its memory prepared."""
+
+    at: str  # RFC 3339
+    populated_bytes: int
+
+
+def mounted_at(events: Iterable[Event]) -> dict[str, Mounted]:
+    """Each store's last mount, from events oldest first."""
+    found = {}
+    for event in events:
+        populated = event.detail.get("populated_bytes")
+        if event.event == "store.mounted" and isinstance(populated, int):
+            found[event.subject] = Mounted(at=event.time, populated_bytes=populated)
+    return found
+
+
+def populate_eta_s(
+    mounted: Mounted | None, *, populated_bytes: int, capacity_bytes: int, now: datetime
+) -> float | None:
+    """
+    How long a store will need for the rest of its memory, at its own pace since it was mounted.
+
+    Returns:
+        Seconds; 0 when all of it is there, None while its pace is not known.
+    """
+    if populated_bytes >= capacity_bytes:
+        return 0.0
+    if mounted is None:
+        return None
+    taken_s = (now - datetime.fromisoformat(mounted.at)).total_seconds()
+    gained = populated_bytes - mounted.populated_bytes
+    if gained <= 0 or taken_s <= 0:
+        return None
+    return (capacity_bytes - populated_bytes) * taken_s / gained
+
+
 def judge(
     *,
     group: str,
@@ -181,6 +220,8 @@ def judge(
     since: Mapping[str, str],
     trouble: Mapping[str, str] = MappingProxyType({}),
     stopped_since: str | None = None,
+    mounts: Mapping[str, Mounted] = MappingProxyType({}),
+    now: datetime | None = None,
 ) -> Judgement:
     """
     Judge a group.
@@ -193,6 +234,8 @@ def judge(
         since: When each subject last changed.
         trouble: Since when each store that is in trouble has been (``trouble_since``).
         stopped_since: When a group that was stopped on purpose was stopped.
+        mounts: When each store came (``mounted_at``): how fast its memory is being prepared.
+        now: In UTC; without it no time to go is given.
     """
     reasons: list[Reason] = []
     unseen: list[str] = []
@@ -219,6 +262,7 @@ def judge(
     stores = [_store_row(name, by_name.get(name), mounted.get(name), leader) for name in names]
     for row in stores:
         state = row["state"]
+        row["populate_eta_s"] = _eta(row, mounts.get(row["name"]), now)
         row["since"] = _since(
             state, by_name.get(row["name"]), trouble.get(row["name"]), since.get(row["name"])
         )
@@ -278,6 +322,16 @@ def judge(
         evicted_total=leader.evicted_total if leader is not None else 0,
         unseen=unseen,
     )
+
+
+def _eta(row: Mapping[str, Any], mounted: Mounted | None, now: datetime | None) -> float | None:
+    """Of a store that serves; rounded as an estimate deserves."""
+    if now is None or row["state"] not in _SERVING:
+        return None
+    eta_s = populate_eta_s(
+        mounted, populated_bytes=row["populated_bytes"], capacity_bytes=row["capacity_bytes"], now=now
+    )
+    return None if eta_s is None else round(eta_s, 1)
 
 
 def _newest_mounts(stores: Iterable[StoreInfo]) -> dict[str, StoreInfo]:
@@ -356,6 +410,9 @@ def _store_row(
         "state": state,
         "capacity_bytes": info.capacity_bytes if info is not None else 0,
         "populated_bytes": info.populated_bytes if info is not None else 0,
+        "populated_share": round(info.populated_bytes / info.capacity_bytes, 4)
+        if info is not None and info.capacity_bytes
+        else 0.0,
         "used_bytes": info.used_bytes if info is not None else 0,
         "objects": info.objects if info is not None else 0,
         "transports": list(info.transports) if info is not None else [],
