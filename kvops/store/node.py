@@ -260,6 +260,11 @@ class Node:
                 read=lambda: segment.populated_bytes,
             ),
             Reading(
+                name="kvops_store_populate_seconds",
+                help="How long preparing all memory took; 0 while it goes on.",
+                read=lambda: segment.populate_s,
+            ),
+            Reading(
                 name="kvops_store_elsewhere_bytes",
                 help="Memory of the segment on other NUMA nodes than the store's; -1 while not known.",
                 read=lambda: -1 if self.elsewhere_bytes is None else self.elsewhere_bytes,
