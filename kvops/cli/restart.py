@@ -13,7 +13,7 @@ from kvops.cli.clients import look_until
 from kvops.cli.context import Target, resolve
 from kvops.cli.options import Settings
 from kvops.cli.output import Output
-from kvops.cli.start import READY_TIMEOUT_S, READY_TIMEOUT_S_PER_GIB
+from kvops.cli.start import ready_timeout_s
 from kvops.cli.status import EXIT_CODES, show
 from kvops.fleet.health import Health, Judgement, not_back
 
@@ -49,13 +49,7 @@ def command(settings: Settings, members: tuple[str, ...], now: bool, dry_run: bo
     names = split_list(members)
     chosen = [state.member(name) for name in names] or state.members
     if dry_run:
-        verb = "SIGKILL" if now else "SIGTERM"
-        steps = [
-            f"send {verb} to {one.name} (pid {one.pid}) and wait for its end" for one in chosen if one.running
-        ]
-        steps += [
-            f"run {one.role} with {local.config_file(one.name)} and wait until it is ready" for one in chosen
-        ]
+        steps = local.restart_steps(chosen, now=now)
         if out.structured:
             out.document({"group": target.name, "dry_run": True, "steps": steps})
             return 0
@@ -63,8 +57,7 @@ def command(settings: Settings, members: tuple[str, ...], now: bool, dry_run: bo
         for step in steps:
             click.echo(f"  {step}" if out.human else step)
         return 0
-    gib = len(chosen) * state.segment_size_bytes / (1 << 30)
-    timeout_s = settings.timeout_s(READY_TIMEOUT_S + READY_TIMEOUT_S_PER_GIB * gib)
+    timeout_s = ready_timeout_s(settings, len(chosen) * state.segment_size_bytes)
     deadline = time.monotonic() + timeout_s
     local.restart(names, now=now, timeout_s=timeout_s, tell=lambda name, text: out.note(f"{name:<10} {text}"))
     # A new master knows none of the stores; a new store is awaited alone.

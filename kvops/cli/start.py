@@ -162,8 +162,7 @@ def command(
         for finding in local.findings(plan):
             if finding.note:
                 out.note(f"note: {finding.note}")
-    gib = plan.stores * segment_size / (1 << 30)
-    timeout_s = settings.timeout_s(READY_TIMEOUT_S + READY_TIMEOUT_S_PER_GIB * gib)
+    timeout_s = ready_timeout_s(settings, plan.stores * segment_size)
     try:
         local.start(plan, timeout_s=timeout_s, tell=lambda name, text: out.note(f"{name:<10} {text}"))
     except AlreadyRunning as error:
@@ -179,6 +178,11 @@ def command(
             return error.exit_code  # the one document holds both
         raise
     return _show_started(out, settings)
+
+
+def ready_timeout_s(settings: Settings, memory_bytes: int) -> float:
+    """How long members with so much memory between them may take to be ready: --timeout, or by their size."""
+    return settings.timeout_s(READY_TIMEOUT_S + READY_TIMEOUT_S_PER_GIB * memory_bytes / GIB)
 
 
 def _show_steps(out: Output, target: Target, local: LocalGroup, plan: StartPlan) -> int:

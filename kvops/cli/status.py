@@ -51,6 +51,21 @@ COLUMNS: Final = (
 )
 
 
+HOLD_COLUMNS: Final = (
+    Column("number", title="hold"),
+    Column("target"),
+    Column("kind"),
+    Column("state"),
+    Column("left", "count"),
+    Column("objects", "count"),
+    Column("owner"),
+    Column("since"),
+    Column("reason"),
+    Column("stores", "list", wide=True),
+    Column("swept", "count", wide=True),
+    Column("migrated", "count", wide=True),
+)
+
 CLIENT_COLUMNS: Final = (
     Column("name", title="client"),
     Column("host"),
@@ -105,6 +120,8 @@ def show(out: Output, target: Target, judgement: Judgement, **more: Any) -> int:
         out.line(f"  {out.state(reason.code.partition('.')[2]):<10}  {_reason_text(reason, now)}")
     rows = [row | {"role": "master"} for row in judgement.masters]
     out.table(COLUMNS, [*rows, *(row | {"role": "store"} for row in judgement.stores)])
+    if judgement.holds and out.human:
+        out.table(HOLD_COLUMNS, judgement.holds)
     if out.format == "wide":
         out.table(CLIENT_COLUMNS, judgement.clients)
         if not judgement.clients:

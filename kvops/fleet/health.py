@@ -73,6 +73,7 @@ class Judgement:
     masters: list[dict[str, Any]]
     stores: list[dict[str, Any]]
     clients: list[dict[str, Any]] = field(default_factory=list)
+    holds: list[dict[str, Any]] = field(default_factory=list)
     objects: int = 0
     used_bytes: int = 0
     capacity_bytes: int = 0  # of the segments of the stores that serve
@@ -94,7 +95,7 @@ class Judgement:
             "masters": self.masters,
             "stores": self.stores,
             "clients": self.clients,
-            "holds": [],
+            "holds": self.holds,
             "objects": self.objects,
             "used_bytes": self.used_bytes,
             "capacity_bytes": self.capacity_bytes,
@@ -263,6 +264,8 @@ def judge(
     for row in stores:
         state = row["state"]
         row["populate_eta_s"] = _eta(row, mounts.get(row["name"]), now)
+        held = _hold_of(row, leader)
+        row["hold"] = held["number"] if held is not None else None
         row["since"] = _since(
             state, by_name.get(row["name"]), trouble.get(row["name"]), since.get(row["name"])
         )
@@ -270,11 +273,13 @@ def judge(
             unseen.append(row["name"])
         elif state in _STORE_TEXT:
             follow = _next(state, row["name"], row["pid"])
+            if state == "draining" and held is not None:
+                follow = f"kvops undrain {held['target']}"
             reasons.append(
                 Reason(
                     code=f"store.{state}",
                     subject=row["name"],
-                    text=_STORE_TEXT[state],
+                    text=_held_text(held) if state == "draining" and held else _STORE_TEXT[state],
                     since=row["since"],
                     next=follow if row["name"] in by_name else "",
                 )
@@ -315,6 +320,7 @@ def judge(
             {"name": one.name, "host": one.host, "pid": one.pid, "connections": one.connections}
             for one in (leader.clients if leader is not None else [])
         ],
+        holds=_holds(leader),
         objects=leader.objects if leader is not None else 0,
         used_bytes=leader.used_bytes if leader is not None else 0,
         capacity_bytes=sum(row["capacity_bytes"] for row in serving) if leader is not None else 0,
@@ -332,6 +338,35 @@ def _eta(row: Mapping[str, Any], mounted: Mounted | None, now: datetime | None) 
         mounted, populated_bytes=row["populated_bytes"], capacity_bytes=row["capacity_bytes"], now=now
     )
     return None if eta_s is None else round(eta_s, 1)
+
+
+def _holds(leader: MasterStatus | None) -> list[dict[str, Any]]:
+    """Every hold as JSON gives it; what was not counted yet is null."""
+    if leader is None:
+        return []
+    names = (name for name in type(leader.holds[0]).__struct_fields__) if leader.holds else ()
+    fields = list(names)
+    rows = []
+    for hold in leader.holds:
+        row: dict[str, Any] = {name: getattr(hold, name) for name in fields}
+        row |= {"kind": str(hold.kind), "state": str(hold.state)}
+        row["left"] = None if hold.left < 0 else hold.left
+        rows.append(row)
+    return rows
+
+
+def _hold_of(row: Mapping[str, Any], leader: MasterStatus | None) -> dict[str, Any] | None:
+    """The strictest hold that a store is under, by its name or its host."""
+    found = [
+        hold for hold in _holds(leader) if hold["target"] == (row["host"] if hold["host"] else row["name"])
+    ]
+    return max(found, key=lambda hold: str(hold["kind"]), default=None)  # "drain" is above "cordon"
+
+
+def _held_text(hold: Mapping[str, Any]) -> str:
+    done = {"drained": "drained", "lost": "drained; its process died meanwhile"}
+    why = f": {hold['reason']}" if hold["reason"] else ""
+    return f"{done.get(hold['state'], 'being drained')} by {hold['owner']} (hold #{hold['number']}{why})"
 
 
 def _newest_mounts(stores: Iterable[StoreInfo]) -> dict[str, StoreInfo]:

@@ -391,15 +391,15 @@ class LocalGroup:
     # Changing
 
     @contextmanager
-    def lock(self, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    def lock(self, *, timeout_s: float = LOCK_TIMEOUT_S, name: str = "lock") -> Iterator[None]:
         """
-        Be the only one who changes this group.
+        Be the only one who changes this group, or, by another ``name``, who does something longer to it.
 
         Raises:
             Refused: Somebody else was for too long.
         """
         preflight.check_folder(self.folder)
-        path = self.folder / "lock"
+        path = self.folder / name
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             deadline = time.monotonic() + timeout_s
@@ -498,6 +498,17 @@ class LocalGroup:
                     if some:
                         state = self._bring_up(state, some, deadline=deadline, tell=tell)
             return state
+
+    def restart_steps(self, members: Sequence[Member], *, now: bool = False) -> list[str]:
+        """Exactly what ``restart`` would do to these members, one line a step."""
+        verb = "SIGKILL" if now else "SIGTERM"
+        return [
+            f"send {verb} to {one.name} (pid {one.pid}) and wait for its end"
+            for one in members
+            if one.running
+        ] + [
+            f"run {one.role} with {self.config_file(one.name)} and wait until it is ready" for one in members
+        ]
 
     def stop(
         self, *, now: bool = False, grace_s: float = TERM_GRACE_S, tell: Tell = lambda name, text: None

@@ -48,7 +48,8 @@ class NodeProgress(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     step: Step = Step.PENDING
     process: str = ""  # whom the restart shall replace: pid, start time and boot id
-    objects: int = 0  # held before
+    objects: int = 0  # in it before
+    held: bool = False  # an operator's hold lies on it: it is neither drained nor undrained
     took_s: float = 0.0
 
 
@@ -58,6 +59,7 @@ class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = STATE_SCHEMA
     what: str = "restart"
     migrate: bool = False
+    group_started: str = ""  # of which life of the group
     started: str = ""  # RFC 3339, UTC
     ended: str = ""
     stopped: str = ""  # why it stopped; "" while it goes on or after it ended
@@ -84,6 +86,7 @@ class Seen:
 
     serving: frozenset[str]  # stores
     away: Mapping[str, str] = field(default_factory=dict)  # stores that do not serve, and their state
+    held: frozenset[str] = frozenset()  # stores under a hold that is not this rollout's
     processes: Mapping[str, str] = field(default_factory=dict)  # of the members that run
     objects: int = 0
     objects_by_store: Mapping[str, int] = field(default_factory=dict)
@@ -236,7 +239,8 @@ class Rollout:
         if ahead:
             self._replace(ahead, stores, seen)
         self._step(names, Step.JOINING)
-        self._do.undrain(stores)
+        held = [node.name for node in self.state.nodes if node.held]
+        self._do.undrain([name for name in stores if name not in held])
         away = self._do.wait_joined(names)
         if away:
             raise Refused(
@@ -257,9 +261,15 @@ class Rollout:
             raise refused
         for name in names:
             objects = seen.objects_by_store.get(name, 0)
-            change = {"process": seen.processes.get(name, ""), "objects": objects}
+            change = {
+                "process": seen.processes.get(name, ""),
+                "objects": objects,
+                "held": name in seen.held,
+            }
             self._put(self.state.with_nodes([name], step=Step.DRAINING, **change))
-        serving = [name for name in names if name in stores and name in seen.serving]
+        serving = [
+            name for name in names if name in stores and name in seen.serving and name not in seen.held
+        ]
         if serving:
             for name in serving:
                 self._tell(name, f"draining, {seen.objects_by_store.get(name, 0):,} objects")

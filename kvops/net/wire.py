@@ -68,6 +68,7 @@ class Kind(IntEnum):
     BEAT = 68
     FREE = 70
     UNMOUNT = 72
+    LEAVE = 74
 
     # Client → store.
     WRITE = 96

@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,7 @@ from kvops.net.rpc_server import RpcServer, serve_rpc
 from kvops.net.spin import GAP_S, Spin
 from kvops.net.wire import Frame, Kind, decode
 from kvops.notify import notify, notify_ready
+from kvops.proto.kvops.v1 import control_pb2 as pb
 from kvops.store import messages as m
 from kvops.store.clock import boot_id, boot_ms
 from kvops.store.config import MasterConfig
@@ -37,7 +39,7 @@ from kvops.store.journal import recover_state, set_aside
 from kvops.store.journal_writer import JournalWriter
 from kvops.store.listen import connection_room, listen_tcp, listen_unix
 from kvops.store.master_core import TICK_MS, MasterCore, MasterSettings
-from kvops.store.model import GENERATION_SEQUENCE_BITS, Event, MasterStatus
+from kvops.store.model import GENERATION_SEQUENCE_BITS, Event, HoldKind, HoldReply, MasterStatus
 from kvops.store.snapshot import Snapshot
 from kvops.store.term import raise_term
 
@@ -50,6 +52,7 @@ WORK_INTERVAL_S: Final = 0.002  # between slices, while there is work
 IDLE_INTERVAL_S: Final = 0.02
 PREPARE_INTERVAL_S: Final = 0.02
 PREPARE_SLOTS: Final = 65_536  # ahead of the index; 5 MB
+FLUSH_S_MAX: Final = 1.0  # an operator's change waits this long for a slow disk
 SNAPSHOT_PAUSE_S: Final = 10.0  # between two attempts
 INTERNAL_ERROR: Final = 70  # EX_SOFTWARE of sysexits.h
 STALLED_S: Final = 2.0  # a loop that has not ticked for this long is not ready
@@ -392,6 +395,8 @@ class Master:
                 self._journal.append_rows(entry.kind, entry.rows)
             elif entry.store is not None:
                 self._journal.append_store(entry.store)
+            elif entry.holds:
+                self._journal.append_holds(entry.holds)
         if (
             self._journal.wants_snapshot
             and self._snapshot is None
@@ -424,7 +429,47 @@ class Master:
             breaker_open=core.breaker_open,
             stores=[store.info() for store in core.stores],
             clients=core.clients(),
+            holds=core.holds.every(now_ms=boot_ms()),
         )
+
+    def hold(self, kind: HoldKind, request: pb.DrainRequest) -> HoldReply:
+        """Drain or cordon."""
+        now = boot_ms()
+        reply = self.core.holds.hold(
+            request.targets,
+            kind,
+            reason=request.reason,
+            owner=request.owner,
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+            migrate=request.migrate,
+            bandwidth_bps=request.bandwidth_bps,
+            force=request.force,
+            dry_run=request.dry_run,
+            now_ms=now,
+        )
+        self._send()
+        return reply
+
+    def lift(self, request: pb.UndrainRequest) -> HoldReply:
+        """Undrain."""
+        reply = self.core.holds.lift(
+            request.targets, owner=request.owner, dry_run=request.dry_run, now_ms=boot_ms()
+        )
+        self._send()
+        return reply
+
+    def ok_to_stop(self, targets: Sequence[str]) -> HoldReply:
+        """What stopping these would do to the pool."""
+        return self.core.holds.ok_to_stop(targets, now_ms=boot_ms())
+
+    def holds(self) -> HoldReply:
+        """Every hold."""
+        return HoldReply(holds=self.core.holds.every(now_ms=boot_ms()))
+
+    async def remembered(self) -> None:
+        """Wait until the journal is in the kernel's hands, so that it outlives this process."""
+        if not await asyncio.to_thread(self._journal.flush, FLUSH_S_MAX):
+            log.error("journal.behind", waited_s=FLUSH_S_MAX)  # what was asked for is done all the same
 
     def events(self, since: str | None) -> list[Event]:
         """The events held, oldest first, from a time on."""
@@ -483,7 +528,9 @@ class Master:
             counter("kvops_master_preempted_total", "Puts of dead writers.", lambda: core.counters.preempted),
             counter("kvops_master_no_space_total", "Puts without room.", lambda: core.counters.no_space),
             counter(
-                "kvops_master_swept_total", "Objects of lost stores forgotten.", lambda: core.counters.swept
+                "kvops_master_swept_total",
+                "Objects of lost stores forgotten.",
+                lambda: core.sweeper.swept_total,
             ),
         ]
 

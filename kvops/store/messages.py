@@ -20,6 +20,7 @@ MOUNT                 Mount                                    Mounted
 SLOTS                 SLOT_ROW rows; none: the end             FREE_ROW rows of slots to forget
 BEAT                  Beat                                     BEAT_REPLY
 FREE (from master)    FREE_HEAD, FREE_ROW rows                 FREE_ROW rows (all of them, when cleared)
+LEAVE                 nothing                                  LEAVE_REPLY
 UNMOUNT               nothing                                  nothing
 ====================  =======================================  ==============================================
 """
@@ -89,6 +90,10 @@ SLOT_ROW: Final = np.dtype(
 assert SLOT_ROW.itemsize == 48
 BEAT_REPLY: Final = struct.Struct("<IIQ")
 """Term, 1 when the master no longer knows this mount, the FREE_HEAD floor."""
+
+
+LEAVE_REPLY: Final = struct.Struct("<I")
+"""For how many ms readers may still hold a lease on the store's memory; no new one is given."""
 
 
 class PutStatus(IntEnum):

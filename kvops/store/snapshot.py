@@ -26,6 +26,8 @@ class Snapshot:
             journal.append_store(
                 store.info()
             )  # in the tail: a snapshot's queue may be full, the tail's is not
+        if core.holds.rows():
+            journal.append_holds(core.holds.rows())
 
     def step(self) -> bool:
         """One slice; whether the snapshot is over."""

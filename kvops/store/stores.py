@@ -14,7 +14,7 @@ from kvops.errors import Refused
 from kvops.limits import STORE_COUNT_MAX
 from kvops.store.allocator import Allocator
 from kvops.store.messages import Mount
-from kvops.store.model import Generation, StoreId, StoreInfo, StoreState
+from kvops.store.model import Generation, HoldKind, StoreId, StoreInfo, StoreState
 
 SERVING: Final = frozenset({StoreState.ANNOUNCING, StoreState.READY})
 """States in which lookups may name a store."""
@@ -52,6 +52,18 @@ class Store:
         default_factory=dict
     )  # host → when its clients last could not read from it
     suspect_until_ms: int = 0  # on their evidence; beats do not clear it earlier
+    held: HoldKind | None = None  # by an operator
+    leaving: bool = False  # its process is about to end, and has said so
+
+    @property
+    def hidden_on_purpose(self) -> bool:
+        """Whether nothing may be read or written there, although it lives."""
+        return self.leaving or self.held is HoldKind.DRAIN
+
+    @property
+    def takes_objects(self) -> bool:
+        """Whether new objects may be placed there."""
+        return self.state is StoreState.READY and self.held is None
 
     def info(self) -> StoreInfo:
         """What clients and operators see."""
