@@ -75,6 +75,7 @@ LOG_TAIL_LINES: Final = 12  # shown when a member ends while starting
 LOG_TAIL_BYTES: Final = 8192
 LOCK_TIMEOUT_S: Final = 15.0
 TERM_GRACE_S: Final = 10.0  # from SIGTERM to SIGKILL
+RELEASE_S_PER_GIB: Final = 1.0  # the kernel takes 0.3 s of an ending process to free a GiB of 4 KiB pages
 KILL_GRACE_S: Final = 5.0  # from SIGKILL to giving up: only the kernel can hold a process longer
 UNDO_GRACE_S: Final = 3.0  # … of a start that failed: nobody uses these processes yet
 RUNTIME_PATH_BYTES_MAX: Final = (
@@ -157,6 +158,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     placement: str = "local-first"
     transports: list[str] = []
     segment_size_bytes: int = 0
+    huge_page_bytes: int = 0
     started: str = ""
     members: list[Member] = []
 
@@ -172,6 +174,11 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
                 return member
         names = ", ".join(member.name for member in self.members) or "none"
         raise UsageError(f"group {self.group} has no member {name}", fix=f"its members: {names}")
+
+    @property
+    def release_s(self) -> float:
+        """How long the kernel may take to free one store's segment; all stores' are freed at once."""
+        return 0.0 if self.huge_page_bytes else RELEASE_S_PER_GIB * self.segment_size_bytes / GIB
 
     def with_member(self, changed: Member) -> GroupState:
         """The same group with one member replaced."""
@@ -190,6 +197,25 @@ class StartPlan:
     listen: str = "127.0.0.1:0"  # the master's wire
     control: str = "127.0.0.1:0"  # the master's gRPC
     http: str = "127.0.0.1:0"  # the master's metrics
+    huge_page_bytes: int = 0  # 0: the kernel's usual pages
+    numa_nodes: tuple[int, ...] = ()  # store i is bound to the i-th, over and over; none: unbound
+    one_host: bool = False  # the stores share a failure domain; else each is a logical host of its own
+
+    def members(self) -> list[Member]:
+        """Who will be in the group."""
+        nodes = self.numa_nodes or (0,)
+        return [
+            Member(name="master-0", role="master", host="host-0"),
+            *(
+                Member(
+                    name=f"store-{i}",
+                    role="store",
+                    host="host-0" if self.one_host else f"host-{i}",
+                    numa_node=nodes[i % len(nodes)],
+                )
+                for i in range(self.stores)
+            ),
+        ]
 
     @property
     def store_host(self) -> str:
@@ -365,15 +391,15 @@ class LocalGroup:
     # Changing
 
     @contextmanager
-    def lock(self, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    def lock(self, *, timeout_s: float = LOCK_TIMEOUT_S, name: str = "lock") -> Iterator[None]:
         """
-        Be the only one who changes this group.
+        Be the only one who changes this group, or, by another ``name``, who does something longer to it.
 
         Raises:
             Refused: Somebody else was for too long.
         """
         preflight.check_folder(self.folder)
-        path = self.folder / "lock"
+        path = self.folder / name
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             deadline = time.monotonic() + timeout_s
@@ -427,8 +453,8 @@ class LocalGroup:
                 transports=list(plan.transports),
                 segment_size_bytes=plan.segment_size_bytes,
                 started=utc_now(),
-                members=[Member(name="master-0", role="master", host="host-0")]
-                + [Member(name=f"store-{i}", role="store", host=f"host-{i}") for i in range(plan.stores)],
+                huge_page_bytes=plan.huge_page_bytes,
+                members=plan.members(),
             )
             self._write(state)
             deadline = time.monotonic() + timeout_s
@@ -472,6 +498,17 @@ class LocalGroup:
                     if some:
                         state = self._bring_up(state, some, deadline=deadline, tell=tell)
             return state
+
+    def restart_steps(self, members: Sequence[Member], *, now: bool = False) -> list[str]:
+        """Exactly what ``restart`` would do to these members, one line a step."""
+        verb = "SIGKILL" if now else "SIGTERM"
+        return [
+            f"send {verb} to {one.name} (pid {one.pid}) and wait for its end"
+            for one in members
+            if one.running
+        ] + [
+            f"run {one.role} with {self.config_file(one.name)} and wait until it is ready" for one in members
+        ]
 
     def stop(
         self, *, now: bool = False, grace_s: float = TERM_GRACE_S, tell: Tell = lambda name, text: None
@@ -531,6 +568,24 @@ class LocalGroup:
             wait_ended([identity], timeout_s=TERM_GRACE_S)  # collects it, when it is a child of ours
         return f"{name} got {signals[action].name} (pid {member.pid})"
 
+    def findings(self, plan: StartPlan) -> list[preflight.Finding]:
+        """What a start would be refused for, and what was found in order; nothing is changed."""
+        from kvops.store.config import split_address
+
+        addresses = [
+            (f"master-0 ({what})", *split_address(address))
+            for what, address in (("listen", plan.listen), ("control", plan.control), ("http", plan.http))
+        ]
+        needs = preflight.Needs(
+            stores=plan.stores,
+            segment_size_bytes=plan.segment_size_bytes,
+            processes=plan.stores + 1,
+            huge_page_bytes=plan.huge_page_bytes,
+            numa_nodes=plan.numa_nodes,
+        )
+        facts = preflight.read_memory_facts()
+        return [preflight.judge_addresses(addresses), *preflight.judge_limits(facts, needs)]
+
     def steps(self, plan: StartPlan) -> list[str]:
         """Exactly what ``start`` would do, one line a step."""
         steps = [f"make {self.folder} (mode 0700)", f"make {self.runtime_dir()} (mode 0700) for sockets"]
@@ -549,22 +604,9 @@ class LocalGroup:
         write_yaml(self.state_file, state)
 
     def _preflight(self, plan: StartPlan) -> None:
-        from kvops.store.config import split_address
-
         if not 0 <= plan.stores <= STORES_MAX:
             raise UsageError(f"{plan.stores} stores on one machine", fix=f"use 0 to {STORES_MAX}")
-        preflight.check_addresses(
-            [
-                (f"master-0 ({what})", *split_address(address))
-                for what, address in (("listen", plan.listen), ("control", plan.control), ("http", plan.http))
-            ]
-        )
-        preflight.check_memory(
-            preflight.read_memory_facts(),
-            stores=plan.stores,
-            segment_size_bytes=plan.segment_size_bytes,
-            processes=plan.stores + 1,
-        )
+        preflight.refuse(self.findings(plan))
 
     def _prepare_folders(self) -> None:
         for folder in (self.folder, self.folder / "configs", self.folder / "logs"):
@@ -611,6 +653,8 @@ class LocalGroup:
             name=member.name,
             host=member.host,
             numa_node=member.numa_node,
+            numa_bind=bool(plan.numa_nodes),
+            huge_page_bytes=plan.huge_page_bytes,
             masters=masters,
             secret_file=str(self.secret_file.absolute()),
             state_dir=str(self._member_folder(member.name)),
@@ -772,6 +816,8 @@ class LocalGroup:
     ) -> list[Stopped]:
         stopped: list[Stopped] = []
         left: list[Member] = []
+        release_s = state.release_s
+        grace_s += release_s
         # Stores first: a master that is still there can tell their clients.
         waves = [members] if now else [[m for m in members if m.role == role] for role in ("store", "master")]
         for wave in waves:
@@ -789,13 +835,13 @@ class LocalGroup:
                         Stopped(name=member.name, role=member.role, pid=member.pid, how="had ended")
                     )
             killed = set(asked) if now else set()
-            remaining = wait_ended(asked, timeout_s=KILL_GRACE_S if now else grace_s)
+            remaining = wait_ended(asked, timeout_s=KILL_GRACE_S + release_s if now else grace_s)
             if remaining and not now:
                 for identity in remaining:
                     tell(asked[identity].name, f"did not end within {grace_s:g} s: killed")
                     send_signal(identity, signal.SIGKILL)
                 killed.update(remaining)
-                remaining = wait_ended(remaining, timeout_s=KILL_GRACE_S)
+                remaining = wait_ended(remaining, timeout_s=KILL_GRACE_S + release_s)
             for identity, member in asked.items():
                 if identity in remaining:
                     left.append(member)

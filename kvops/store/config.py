@@ -17,6 +17,7 @@ from kvops.errors import UsageError
 from kvops.files import dump_yaml, load_yaml, parse_yaml, read_secret, write_private, write_yaml
 from kvops.limits import ETCD_TTL_S_MAX, MIB
 from kvops.store.model import PlacementPolicy
+from kvops.store.topology import HUGE_PAGE_BYTES
 
 __all__ = [
     "MasterConfig",
@@ -154,6 +155,8 @@ class StoreConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         1 << 30
     )
     transports: list[str] = msgspec.field(default_factory=lambda: list(TRANSPORTS))
+    numa_bind: bool = False  # run on numa_node's CPUs, with memory from there alone
+    huge_page_bytes: int = 0  # 0: the kernel's usual pages
 
     def __post_init__(self) -> None:
         """Check the addresses, the segment and the transports."""
@@ -167,6 +170,10 @@ class StoreConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ValueError(f"masters: {error.what}") from None
         if self.segment_size_bytes % SEGMENT_ALIGN_BYTES:
             raise ValueError(f"segment_size_bytes: not a multiple of {SEGMENT_ALIGN_BYTES}")
+        if self.huge_page_bytes not in (0, *HUGE_PAGE_BYTES):
+            raise ValueError(f"huge_page_bytes: not one of 0, {', '.join(map(str, HUGE_PAGE_BYTES))}")
+        if self.huge_page_bytes and self.segment_size_bytes % self.huge_page_bytes:
+            raise ValueError(f"segment_size_bytes: not a multiple of huge_page_bytes {self.huge_page_bytes}")
         unknown = [name for name in self.transports if name not in TRANSPORTS]
         if unknown or not self.transports:
             raise ValueError(

@@ -572,7 +572,9 @@ class Holds:
             StopCheck(
                 name="last-store",
                 ok=ok,
-                text=f"{len(left)} stores remain" if ok else f"no store would be left that {does}",
+                text=f"{len(left)} store{'' if len(left) == 1 else 's'} remain"
+                if ok
+                else f"no store would be left that {does}",
                 fix="" if ok else "bring in another store first",
             )
         ]

@@ -839,7 +839,14 @@ class MasterCore:
         known.unsent = [(generation, release.offset) for generation, release in known.releasing.items()]
         self.stores.unsent |= bool(known.unsent)
         known.populate(mount.populated_bytes)
-        self._event(now_ms, "store.mounted", mount.name, id=known.id, objects=mount.objects)
+        self._event(
+            now_ms,
+            "store.mounted",
+            mount.name,
+            id=known.id,
+            objects=mount.objects,
+            populated_bytes=mount.populated_bytes,
+        )
         # No put under way can lie on a store that still has to announce.
         floor = self._next_floor() if known.announcing and not known.trusted else self._floor()
         return wire.encode(

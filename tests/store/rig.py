@@ -20,7 +20,7 @@ from kvops.store.journal import Kind as JournalKind
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests, key_digest
 from kvops.store.master_core import MasterCore, MasterSettings
 from kvops.store.messages import PutStatus, RemoveStatus
-from kvops.store.model import LOCATION, Hold, StoreInfo, chunk_of
+from kvops.store.model import LOCATION, Hold, HoldInfo, HoldKind, HoldReply, StoreInfo, chunk_of
 from kvops.store.node_core import NodeCore
 from kvops.transfer import messages as tm
 from kvops.transfer.layout import chunk_digests
@@ -281,6 +281,35 @@ class Rig:
         """What the master says to a remove; None when it waits for a node."""
         answer = self.ask(conn, Kind.REMOVE, digests([key]))
         return None if answer is None else RemoveStatus(answer[0])
+
+    # Operators.
+
+    def hold(self, kind: HoldKind, *targets: str, **options: Any) -> HoldReply:
+        """Drain or cordon, however little it leaves."""
+        try:
+            return self.core.holds.hold(
+                targets,
+                kind,
+                **({"reason": "", "owner": "o", "since": "", "force": ["last-store"]} | options),
+                now_ms=self.now_ms,
+            )
+        finally:
+            self.route()
+
+    def drain(self, *targets: str, **options: Any) -> HoldReply:
+        """A drain."""
+        return self.hold(HoldKind.DRAIN, *targets, **options)
+
+    def undrain(self, *targets: str) -> HoldReply:
+        """The end of a hold."""
+        try:
+            return self.core.holds.lift(targets, owner="o", now_ms=self.now_ms)
+        finally:
+            self.route()
+
+    def holds_now(self) -> dict[str, HoldInfo]:
+        """Every hold by its target."""
+        return {hold.target: hold for hold in self.core.holds.every(now_ms=self.now_ms)}
 
     # Nodes.
 
