@@ -528,6 +528,11 @@ class Holds:
             rows = [msgspec.structs.replace(row, state=HoldState.LIFTED) for row in rows]
         return self._reply(rows, [], unchanged, targets)
 
+    def drains_host(self, host: str) -> bool:
+        """Whether a host as a whole is being taken away."""
+        hold = self._by_target.get(host)
+        return hold is not None and hold.host and hold.kind is HoldKind.DRAIN
+
     def ok_to_stop(self, names: Sequence[str], *, now_ms: int) -> HoldReply:
         """
         What stopping these would do to the rest of the pool.

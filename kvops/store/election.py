@@ -36,6 +36,7 @@ CLOCK_MARGIN_MS: Final = 50
 RENEWALS_PER_TTL: Final = 4
 LOOP_SILENCE_MS_MAX: Final = 500  # a loop that has not ticked for so long does not lead
 COLD_DELAY_MS: Final = 500  # whoever has not followed the last leader lets those go first that have
+BARRED_DELAY_MS: Final = 2_000
 RESIGN_MS: Final = 3_000  # whoever stepped down stands back for so long
 
 
@@ -172,6 +173,8 @@ class Election:
         """As a leader: whom its owner wants in the in-sync set, itself apart."""
         self.members: frozenset[str] = frozenset()
         """As a leader: who may be in the set as far as anybody can know, itself apart."""
+        self.barred = False
+        """This master's host is being taken away: it leads only if nobody else will; set by its owner."""
         self.serving = False
         """As a leader: it answers, so the view may be published; set by its owner."""
         self.term_wanted = 0
@@ -255,7 +258,8 @@ class Election:
         if self._free_since_ms is None or now_ms < self._stand_back_until_ms or not self.eligible():
             return False
         fresh = self.hot or self.seen.members is None
-        return fresh or now_ms - self._free_since_ms >= COLD_DELAY_MS
+        wait_ms = (0 if fresh else COLD_DELAY_MS) + (BARRED_DELAY_MS if self.barred else 0)
+        return now_ms - self._free_since_ms >= wait_ms
 
     def done(self, op: Op, result: object, *, sent_ms: int, now_ms: int) -> None:
         """

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import uvloop
 
 from kvops import __version__, collector
@@ -43,7 +44,7 @@ from kvops.store.journal import recover_state, set_aside
 from kvops.store.journal_writer import JournalWriter
 from kvops.store.listen import connection_room, listen_tcp, listen_unix
 from kvops.store.master_core import TICK_MS, JournalEntry, MasterCore, MasterSettings
-from kvops.store.model import GENERATION_SEQUENCE_BITS, Event, HoldKind, HoldReply, MasterStatus
+from kvops.store.model import GENERATION_SEQUENCE_BITS, Event, HoldKind, HoldReply, MasterStatus, StopCheck
 from kvops.store.replication import ACK, Replication
 from kvops.store.snapshot import Snapshot
 from kvops.store.standby import Standby
@@ -66,6 +67,7 @@ ALWAYS: Final = 1 << 63  # a lease that nobody else can have
 HELD_MAX: Final = 100_000  # answers that wait for standbys
 JOURNAL_WAIT_S: Final = 1.0
 INTERNAL_ERROR: Final = 70  # EX_SOFTWARE of sysexits.h
+STEP_DOWN_DELAY_S: Final = 0.2  # after a drain of its own host: the answer leaves first
 STALLED_S: Final = 2.0  # a loop that has not ticked for this long is not ready
 
 
@@ -606,6 +608,7 @@ class Master:
                 )
                 follower.start()
         standby = follower.standby if follower is not None else None
+        election.barred = self._directory().holds.drains_host(self.config.host)
         election.hot = (
             follower is not None
             and standby is not None
@@ -784,8 +787,8 @@ class Master:
             host=self.config.host,
             pid=os.getpid(),
             address=self._addresses.get("listen", ""),
-            role="leader" if self._coordinator is None else self._coordinator.election.role.value,
-            term=core.term,
+            role="leader" if self._coordinator is None or self._replication is not None else "standby",
+            term=core.term if self._follower is None else self._follower.term,
             uptime_s=time.monotonic() - self._started,
             placement=self.config.placement,
             objects=len(core.index),
@@ -799,7 +802,31 @@ class Master:
             stores=[store.info() for store in core.stores],
             clients=core.clients(),
             holds=core.holds.every(now_ms=boot_ms()),
+            **self._standing(),
         )
+
+    def _standing(self) -> dict[str, Any]:
+        """What a master among several says of itself beside that."""
+        coordinator = self._coordinator
+        if coordinator is None:
+            return {"members": [self.config.name]}
+        election, standby = (
+            coordinator.election,
+            self._follower.standby if self._follower is not None else None,
+        )
+        leads = self._replication is not None
+        seen = election.seen.members
+        silent_ms = boot_ms() - coordinator.silent_since_ms if coordinator.silent_since_ms else 0
+        if self._replication is not None:
+            sequence = self._replication.sequence
+        else:
+            sequence = standby.sequence if standby is not None else 0
+        return {
+            "sequence": sequence,
+            "members": sorted(self._members()) if leads else list(seen.names) if seen is not None else [],
+            "promotable": leads or (election.hot and election.eligible()),
+            "etcd_silent_ms": silent_ms,
+        }
 
     def hold(self, kind: HoldKind, request: pb.DrainRequest) -> HoldReply:
         """Drain or cordon."""
@@ -818,7 +845,17 @@ class Master:
             now_ms=now,
         )
         self._send()
+        if kind is HoldKind.DRAIN and not request.dry_run:
+            self._leave_drained_host()
         return reply
+
+    def _leave_drained_host(self) -> None:
+        """A leader whose own host is to be powered off lets another one lead, once the drain is everybody's."""
+        if self._coordinator is None or not self.core.holds.drains_host(self.config.host):
+            return
+        self._coordinator.election.barred = True
+        if self._members() != {self.config.name}:
+            self._loop.call_later(STEP_DOWN_DELAY_S, self._resign)
 
     def lift(self, request: pb.UndrainRequest) -> HoldReply:
         """Undrain."""
@@ -831,7 +868,50 @@ class Master:
 
     def ok_to_stop(self, targets: Sequence[str]) -> HoldReply:
         """What stopping these would do to the pool."""
-        return self.core.holds.ok_to_stop(targets, now_ms=boot_ms())
+        self.assert_leads(boot_ms())
+        masters = {self.config.name: self.config.host}
+        for standby in self._replication.standbys() if self._replication is not None else ():
+            hello = self._peers[standby.conn].hello
+            masters[standby.name] = hello.host if hello is not None else ""
+        taken = {name for name, host in masters.items() if name in targets or host in targets}
+        hosts = {store.mount.host for store in self.core.stores}
+        only_masters = {*masters, *(host for host in masters.values() if host not in hosts)}
+        stores = [target for target in targets if target not in only_masters]
+        reply = self.core.holds.ok_to_stop(stores, now_ms=boot_ms())
+        able = self._members() - taken
+        check = StopCheck(
+            name="masters",
+            ok=bool(able),
+            text=f"{len(masters) - len(taken)} of {len(masters)} masters remain"
+            if able
+            else "no master would be left that has everything",
+            fix="" if able else "start another master, or wait until one has caught up",
+        )
+        return msgspec.structs.replace(reply, checks=[*reply.checks, check])
+
+    def _members(self) -> set[str]:
+        """Masters that have everything that was acknowledged."""
+        others = self._coordinator.election.members if self._coordinator is not None else frozenset[str]()
+        return {self.config.name, *others}
+
+    def step_down(self, *, owner: str, force: Sequence[str]) -> int:
+        """Give the leadership to a standby that has everything."""
+        self.assert_leads(boot_ms())
+        if self._coordinator is None or (self._members() == {self.config.name} and "standby" not in force):
+            raise Refused(
+                f"no other master could lead in place of {self.config.name}",
+                fix="wait until a standby has caught up (kvops status); --force standby leaves the group without",
+            )
+        term = self.core.term
+        log.info("leadership.resigned", term=term, owner=owner)
+        self._resign()
+        return term
+
+    def _resign(self) -> None:
+        assert self._coordinator is not None
+        with self._coordinator.lock:
+            self._coordinator.election.resign()
+        self._coordinator.wake()
 
     def holds(self) -> HoldReply:
         """Every hold."""
