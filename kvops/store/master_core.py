@@ -195,6 +195,7 @@ class MasterCore:
             release=self._release_replica,
             revoke=self._take_place,
             done=self._swept,
+            requests=lambda: self.index.lookups_total + self.counters.puts,
         )
         self.holds = Holds(
             self.stores,
@@ -437,6 +438,7 @@ class MasterCore:
                 # Another rank was first, or the answer was lost and this is the second time.
                 slot = self.index.find_one(digest)
                 whole = slot and written[row] and int(self.index.location["generation"][slot]) == generation
+                whole = whole and not all(self._is_drained(place[0]) for place in self.objects.places(slot))
                 status[row] = PutStatus.STORED if whole else PutStatus.GONE
                 continue
             self.puts.pop(put)
@@ -1183,7 +1185,7 @@ class MasterCore:
 
     def work_due(self, now_ms: int) -> bool:
         """Whether ``work`` should be called now, after an answer, rather than at the next tick."""
-        if self.index.growing or (self.sweeper.busy and self.sweeper.due(now_ms)):
+        if self.index.growing or self.sweeper.due(now_ms):
             return True
         if self._pressure_bytes:
             return now_ms > self._last_evict_ms
