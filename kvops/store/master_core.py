@@ -640,6 +640,9 @@ class MasterCore:
                 if place[0] in unconfirmed and not unconfirmed[place[0]][at]:
                     store.doomed[generation] = end  # until its node says that it holds it
                     continue
+                if store.trusted and not store.populated_bytes:
+                    self._left.append((*place, footprint))  # not mounted yet: the last leader's leases count
+                    continue
                 store.objects -= 1
                 self._release(place, generation, footprint, not_before_ms=end)
 
@@ -1252,7 +1255,11 @@ class MasterCore:
             size, flags = self.index.location[["size", "flags"]][slot].tolist()
             for store_id, offset in self.objects.places(slot):
                 store = self.stores.get(store_id)
-                if store is not None and (store.announced is None or store.trusted or store.announced[slot]):
+                if store is not None and (
+                    store.announced is None
+                    or (store.trusted and store.populated_bytes)
+                    or store.announced[slot]
+                ):
                     held[store_id].append((offset, footprint_bytes(size, chunk_of(flags))))
                     objects[store_id] += 1
         for put in self.puts:
