@@ -124,6 +124,9 @@ class StoreConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         1 << 30
     )
     transports: list[str] = msgspec.field(default_factory=lambda: list(TRANSPORTS))
+    stop_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = (
+        5_000  # for readers and master, when stopped
+    )
 
     def __post_init__(self) -> None:
         """Check the addresses, the segment and the transports."""
