@@ -18,6 +18,7 @@ BEAT_INTERVAL_MS: Final = 250  # store → master
 STORE_TTL_MS: Final = 2_000  # a store that was silent this long is named by no lookup any more
 STORE_SILENT_MS: Final = 1_750  # … and is given up now: its last beat came before it died, and timers tick
 CONNECT_TIMEOUT_MS: Final = 1_000
+ETCD_TTL_S_MAX: Final = 60  # of a leader's lease
 HANDSHAKE_TIMEOUT_MS: Final = 2_000
 
 # Counts.

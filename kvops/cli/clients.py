@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kvops.cli.context import Target
+from kvops.cli.context import Target, resolve
+from kvops.cli.options import Settings
 from kvops.errors import KvopsError, Unreachable, UsageError
-from kvops.fleet.health import Judgement, Known, Life, judge, last_change, trouble_since
+from kvops.fleet.health import Judgement, Known, Life, judge, last_change, mounted_at, trouble_since
 
 if TYPE_CHECKING:
     from kvops.store.model import Event, HoldReply, MasterStatus
+
+LOOK_PAUSE_S: Final = 0.2  # between looks at what is awaited
+LOOK_TIMEOUT_S: Final = 5.0  # of one look
 
 
 class Control(Protocol):
@@ -43,6 +50,7 @@ class Control(Protocol):
     def undrain(self, targets: Sequence[str], *, owner: str = "", dry_run: bool = False) -> HoldReply: ...
     def ok_to_stop(self, targets: Sequence[str]) -> HoldReply: ...
     def holds(self) -> HoldReply: ...
+    def step_down(self, *, owner: str, force: Sequence[str] = ()) -> int: ...
     def close(self) -> None: ...
 
 
@@ -164,7 +172,30 @@ def look(target: Target, *, timeout_s: float) -> Judgement:
         since=last_change(events),
         trouble=trouble_since(events),
         stopped_since=stopped_since,
+        mounts=mounted_at(events),
+        now=datetime.now(UTC),
     )
+
+
+def look_until(
+    settings: Settings, done: Callable[[Judgement], bool], *, timeout_s: float
+) -> tuple[Target, Judgement]:
+    """
+    Look at the group that is meant, again and again, until what is seen will do or time is over.
+
+    Returns:
+        The group and the last judgement; the caller sees from it whether it was in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while True:
+        target = resolve(settings)
+        left_s = deadline - time.monotonic()
+        judgement = look(target, timeout_s=min(LOOK_TIMEOUT_S, max(0.1, left_s)))
+        left_s = deadline - time.monotonic()
+        if done(judgement) or left_s <= 0:
+            return target, judgement
+        pause.wait(min(LOOK_PAUSE_S, left_s))
 
 
 def leader_status(target: Target, *, timeout_s: float) -> MasterStatus:

@@ -89,6 +89,11 @@ class Sweep:
     bytes_at_call: int = 0
     puts: list[Put] | None = None  # to look through for those to revoke; None: not listed yet
 
+    @property
+    def gives_back(self) -> bool:
+        """Whether the memory of what is swept comes back to the store's allocator, which has it as taken."""
+        return self.cause is Cause.DRAIN or (self.cause is Cause.UNANNOUNCED and self.store.trusted)
+
 
 class Sweeper:
     """
@@ -216,12 +221,12 @@ class Sweeper:
             elif all(place[0] == store.id for place in places):
                 last[at] = True
             else:
-                if sweep.cause is Cause.DRAIN:
+                if sweep.gives_back:
                     self._release(store, slot, now_ms)
                 self._objects.drop_places(slot, store.id)
         dead = slots[last & (slots != 0)]
         if len(dead):
-            if sweep.cause is Cause.DRAIN:
+            if sweep.gives_back:
                 self._drop(dead, now_ms)
             else:
                 self._unindex(dead)  # no memory comes back: it is lost, or given anew
@@ -521,6 +526,11 @@ class Holds:
                 self._apply(store, now_ms)
             rows = [msgspec.structs.replace(row, state=HoldState.LIFTED) for row in rows]
         return self._reply(rows, [], unchanged, targets)
+
+    def drains_host(self, host: str) -> bool:
+        """Whether a host as a whole is being taken away."""
+        hold = self._by_target.get(host)
+        return hold is not None and hold.host and hold.kind is HoldKind.DRAIN
 
     def ok_to_stop(self, names: Sequence[str], *, now_ms: int) -> HoldReply:
         """
