@@ -155,6 +155,8 @@ class StoreConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         1 << 30
     )
     transports: list[str] = msgspec.field(default_factory=lambda: list(TRANSPORTS))
+    # What a stopping store gives its readers and its master.
+    stop_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 5_000
     numa_bind: bool = False  # run on numa_node's CPUs, with memory from there alone
     huge_page_bytes: int = 0  # 0: the kernel's usual pages
 

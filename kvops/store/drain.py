@@ -130,7 +130,7 @@ class Sweeper:
         self._revoke, self._done, self._requests = revoke, done, requests
         self._active: deque[Sweep] = deque()
         self._waiting: list[Sweep] = []  # for leases, or for an announcement
-        self._last_ms = -1
+        self._last_ms = -BUSY_INTERVAL_MS
         self._asked = -1
 
     def begin(self, sweep: Sweep) -> None:

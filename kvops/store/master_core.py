@@ -35,6 +35,7 @@ from kvops.limits import (
     PUT_TTL_MS,
     PUTS_PER_FRAME_MAX,
     REPLICAS_MAX,
+    STORE_SILENT_MS,
     STORE_TTL_MS,
 )
 from kvops.net import wire
@@ -214,6 +215,7 @@ class MasterCore:
         self._evict_from_ms = now_ms  # a new leader waits for the leases of the one before
         self._left: list[tuple[StoreId, int, int]] = []  # memory that those may lie on
         self._ticked_ms = now_ms
+        self._paused_ms = 0
         self._last_evict_ms = now_ms
 
     # Connections.
@@ -227,7 +229,7 @@ class MasterCore:
         peer = self._conns.pop(conn, None)
         if peer is None:
             return
-        self._orphans += [(now_ms, put) for put in self.puts.leave(conn)]
+        self._orphans += [(self._awake_ms(now_ms), put) for put in self.puts.leave(conn)]
         store = peer.store
         if store is not None and store.conn == conn:
             store.conn = 0
@@ -371,7 +373,8 @@ class MasterCore:
                 put = self._without_drained(put, now_ms=now_ms)
             joins = put is not None and flags & put.flags & ObjectFlag.PARTS and put.size == sizes[row]
             if put is not None and (
-                now_ms - put.started_ms >= PUT_TTL_MS or not (put.writers or joins)  # a dead writer's
+                self._awake_ms(now_ms) - put.started_ms >= PUT_TTL_MS
+                or not (put.writers or joins)  # a dead writer's
             ):
                 self._preempt(put, now_ms=now_ms)
                 put = None
@@ -421,7 +424,8 @@ class MasterCore:
         if replicas > 1:
             flags |= ObjectFlag.REPLICATED
         generation = self._next_generation()
-        put = Put(digest, generation, size, footprint, depth, tenant, flags, ttl_ms, now_ms, places)
+        started_ms = self._awake_ms(now_ms)
+        put = Put(digest, generation, size, footprint, depth, tenant, flags, ttl_ms, started_ms, places)
         self.puts.add(put)
         return put
 
@@ -1077,7 +1081,7 @@ class MasterCore:
         if store.state is StoreState.GONE:
             return
         state = _state_when_heard(store, now_ms)
-        away = store.conn == 0 or now_ms - store.seen_ms >= STORE_TTL_MS or now_ms < store.suspect_until_ms
+        away = store.conn == 0 or now_ms - store.seen_ms >= STORE_SILENT_MS or now_ms < store.suspect_until_ms
         if away and state is not StoreState.DRAINING:
             state = StoreState.SUSPECTED
         self.stores.set_state(store, state)
@@ -1134,25 +1138,29 @@ class MasterCore:
         """
         pause = now_ms - self._ticked_ms - TICK_MS
         self._ticked_ms = now_ms
+        if pause > TICK_MS:
+            self._paused_ms += pause
+            self._event(now_ms, "master.paused", self.settings.group, pause_ms=pause)
+        awake_ms = self._awake_ms(now_ms)
         leases = self.index.hits_total + self._touches
         if leases != self._leases_seen:
             self._leases_seen, self._leased_ms = leases, now_ms
         for store in self.stores:
             if pause > TICK_MS:
-                store.seen_ms += pause
+                store.seen_ms = min(now_ms, store.seen_ms + pause)  # some have spoken since it ended
             if store.state is StoreState.ANNOUNCING and not store.announcing:
                 self._open(store, now_ms=now_ms)
             silent = now_ms - store.seen_ms
-            if store.state is StoreState.GONE or silent < STORE_TTL_MS:
+            if store.state is StoreState.GONE or silent < STORE_SILENT_MS:
                 continue
             if store.conn == 0 or silent >= 2 * STORE_TTL_MS:
                 self._lose(store, now_ms=now_ms, reason=f"silent for {silent} ms")
             elif store.state in SERVING:
                 self.stores.set_state(store, StoreState.SUSPECTED)
                 self._event(now_ms, "store.suspected", store.mount.name, reason=f"silent for {silent} ms")
-        while (put := self.puts.oldest()) is not None and now_ms - put.started_ms >= PUT_TTL_MS:
+        while (put := self.puts.oldest()) is not None and awake_ms - put.started_ms >= PUT_TTL_MS:
             self._preempt(put, now_ms=now_ms)
-        while self._orphans and now_ms - self._orphans[0][0] >= ORPHAN_MS:
+        while self._orphans and awake_ms - self._orphans[0][0] >= ORPHAN_MS:
             put = self._orphans.popleft()[1]
             if not put.writers and self.puts.get(put.digest) is put:
                 self._preempt(put, now_ms=now_ms)
@@ -1170,6 +1178,10 @@ class MasterCore:
             self.breaker.record_probe(serving, now_ms=now_ms)
             if serving:
                 self._event(now_ms, "breaker.closed", self.settings.group)
+
+    def _awake_ms(self, now_ms: int) -> int:
+        """The clock without our own pauses, the one under way included: what writers' deadlines go by."""
+        return now_ms - self._paused_ms - max(0, now_ms - self._ticked_ms - 2 * TICK_MS)
 
     @property
     def has_output(self) -> bool:
