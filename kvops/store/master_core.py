@@ -46,7 +46,7 @@ from kvops.store.allocator import SEGMENT_BYTES_MAX
 from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
 from kvops.store.drain import Cause, Holds, Sweep, Sweeper
 from kvops.store.eviction import Evictor
-from kvops.store.journal import COMPLETE, COMPLETE_ROW, EXPIRES_ROW, GONE_ROW, Recovery
+from kvops.store.journal import COMPLETE, COMPLETE_ROW, EXPIRES_ROW, GONE_ROW, LESS_ROW, Recovery
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.lease import LeaseTable
 from kvops.store.messages import PutStatus, RemoveStatus
@@ -193,6 +193,7 @@ class MasterCore:
             self.puts,
             drop=lambda slots, now: self._drop(slots, now_ms=now),
             unindex=self._unindex,
+            unplace=self._unplace,
             release=self._release_replica,
             revoke=self._take_place,
             done=self._swept,
@@ -660,6 +661,14 @@ class MasterCore:
             if store.announced is not None:
                 store.announced[slots] = False  # whatever takes these slots next is another object
         return self.objects.forget(slots)
+
+    def _unplace(self, store: Store, slot: int) -> None:
+        """One of an object's replicas is gone; another one stays."""
+        less = np.zeros(1, LESS_ROW)
+        less["digest"] = self.index.digests(np.array([slot], np.int64))
+        less["generation"], less["store"] = self.index.location["generation"][slot], store.id
+        self.journal.append(JournalEntry(JournalKind.LESS, less))
+        self.objects.drop_places(slot, store.id)
 
     def _release(
         self, place: tuple[StoreId, int], generation: Generation, footprint: int, *, not_before_ms: int

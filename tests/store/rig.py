@@ -15,7 +15,7 @@ from kvops.net import wire
 from kvops.net.auth import Hello
 from kvops.net.wire import Kind, decode
 from kvops.store import messages as m
-from kvops.store.journal import COMPLETE_ROW, GONE_ROW, Recovery, live_rows
+from kvops.store.journal import COMPLETE_ROW, GONE_ROW, Recovery, live_rows, without_replicas
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests, key_digest
 from kvops.store.master_core import JournalEntry, MasterCore, MasterSettings
@@ -172,6 +172,7 @@ class Rig:
         self.nodes: list[Node] = []
         self.complete: list[np.ndarray[Any, Any]] = []  # the journal
         self.gone: list[np.ndarray[Any, Any]] = []
+        self.less: set[tuple[int, int]] = set()
         self.expires: dict[int, int] = {}
         self.stores: dict[int, StoreInfo] = {}
         self.holds: dict[str, Hold] = {}
@@ -207,6 +208,8 @@ class Rig:
         for entry in self.core.journal:
             if entry.kind == JournalKind.COMPLETE:
                 self.complete.append(entry.rows)  # type: ignore[arg-type]
+            elif entry.kind == JournalKind.LESS:
+                self.less.update((row[1], row[2]) for row in entry.rows.tolist())  # type: ignore[union-attr]
             elif entry.kind == JournalKind.GONE:
                 self.gone.append(entry.rows)  # type: ignore[arg-type]
             elif entry.kind == JournalKind.EXPIRES:
@@ -499,7 +502,7 @@ class Rig:
         complete = np.concatenate([np.empty(0, COMPLETE_ROW), *self.complete])
         gone = np.concatenate([np.empty(0, GONE_ROW), *self.gone])
         mounted = {id: store for id, store in self.stores.items() if store.state != "gone"}
-        rows = live_rows(complete, gone)
+        rows = without_replicas(live_rows(complete, gone), self.less)
         rows = rows[np.isin(rows["location"]["store"], list(mounted))]
         return Recovery(rows, mounted, holds=dict(self.holds), expires=dict(self.expires))
 
@@ -517,6 +520,7 @@ class Rig:
         if not journal:
             self.complete.clear()
             self.gone.clear()
+            self.less.clear()
             self.expires.clear()
             self.stores.clear()
             self.holds.clear()
