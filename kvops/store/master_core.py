@@ -213,7 +213,7 @@ class MasterCore:
         self._started_ms = now_ms
         self._pressure_bytes = 0  # a put found no room for this much: evict, whatever the watermark says
         self._evicting = False
-        self._evict_from_ms = now_ms  # a new leader waits for the leases of the one before
+        self._earlier_leases_end_ms = now_ms  # a new leader waits for the leases of the one before
         self._left: list[tuple[StoreId, int, int]] = []  # memory that those may lie on
         self._ticked_ms = now_ms
         self._paused_ms = 0
@@ -673,6 +673,8 @@ class MasterCore:
     def _release(
         self, place: tuple[StoreId, int], generation: Generation, footprint: int, *, not_before_ms: int
     ) -> None:
+        # The leader before us may have granted leases that we know nothing of.
+        not_before_ms = max(not_before_ms, self._earlier_leases_end_ms)
         self.stores.release(
             place[0], generation=generation, offset=place[1], footprint=footprint, not_before_ms=not_before_ms
         )
@@ -775,7 +777,7 @@ class MasterCore:
         """
         self.term, self._sequence = term, 0
         self._started_ms = self._ticked_ms = self._last_evict_ms = now_ms
-        self._evict_from_ms = now_ms + LEASE_TTL_MS
+        self._earlier_leases_end_ms = now_ms + LEASE_TTL_MS
         for store in self.stores:
             if store.state is StoreState.GONE:
                 self.sweeper.begin(Sweep(store, Cause.LOST))
@@ -808,7 +810,7 @@ class MasterCore:
         store.objects = len(offsets)
         for store_id, offset, footprint in self._left:
             if store_id == store.id and store.allocator.reserve(offset, footprint):
-                self.stores.mature_at(self._evict_from_ms, store, offset, footprint)
+                self.stores.mature_at(self._earlier_leases_end_ms, store, offset, footprint)
 
     def _with_ttl(self, rows: NDArray[np.void]) -> list[tuple[int, int]]:
         """Slot and generation of those of these objects, just inserted, that have a TTL."""
@@ -1240,7 +1242,7 @@ class MasterCore:
         if not (self._evicting or self._pressure_bytes):
             return
         interval = 1 if high or self._pressure_bytes else EVICT_INTERVAL_MS
-        if now_ms - self._last_evict_ms < interval or now_ms < self._evict_from_ms:
+        if now_ms - self._last_evict_ms < interval or now_ms < self._earlier_leases_end_ms:
             return
         self._last_evict_ms = now_ms
         excess = used - int(capacity * self.settings.eviction_low_watermark)

@@ -412,7 +412,7 @@ class PutProtocol(RuleBasedStateMachine):
         match deed:
             case "drain" | "drain host":
                 self.drain(node, target)
-            case "cordon" if node.name not in self.drained:
+            case "cordon" if not {node.name, node.host} & set(self.rig.holds_now()):
                 self.rig.hold(HoldKind.CORDON, target)
             case "undrain":
                 self.undrain(node)
