@@ -723,6 +723,7 @@ class MasterCore:
         Its stores are hidden until they come back with the same incarnation; what they then announce decides.
         """
         self.holds.restore(recovery.holds.values())
+        self._earlier_leases_end_ms = now_ms + LEASE_TTL_MS
         for info in recovery.stores.values():
             store = self.restore_store(info, now_ms=now_ms)
             self._expect_announcement(store)
@@ -1101,7 +1102,7 @@ class MasterCore:
         """When the last lease ends that may have been given until now; in a pool that nobody reads, at once."""
         if self._leases_seen != self.index.hits_total + self._touches:
             return now_ms + LEASE_TTL_MS
-        return max(now_ms, self._leased_ms + LEASE_TTL_MS)
+        return max(now_ms, self._leased_ms + LEASE_TTL_MS, self._earlier_leases_end_ms)
 
     def _report(self, hello: Hello, report: m.Report, *, now_ms: int) -> bytes:
         """A client could not read from a store; the group's breaker counts the hosts that say so."""
