@@ -69,7 +69,7 @@ from kvops.store.model import (
     chunks_of,
 )
 from kvops.store.objects import Objects, Place
-from kvops.store.placement import Candidate, Placement, Writer, choose
+from kvops.store.placement import RAMP_MS, Candidate, Placement, Ramp, Writer, choose
 from kvops.store.puts import Put, PutTable
 from kvops.store.stores import SERVING, Store, StoreTable
 from kvops.transfer.layout import footprint_bytes
@@ -158,6 +158,7 @@ class MasterSettings:
     eviction_high_watermark: float = 0.95
     eviction_low_watermark: float = 0.93
     objects_max: int = 16_000_000
+    ramp_ms: int = RAMP_MS
     seed: int = 0
 
 
@@ -179,6 +180,7 @@ class MasterCore:
         self._leases = LeaseTable(self.index.touched_ms)
         self._evictor = Evictor(self.index, seed=settings.seed)
         self._placement = Placement(settings.placement, seed=settings.seed)
+        self._ramp = Ramp(ramp_ms=settings.ramp_ms)
         self._candidates: tuple[int, list[Candidate]] = (0, [])
         self._sequence = 0
         self._conns: dict[int, _Conn] = {}
@@ -191,7 +193,7 @@ class MasterCore:
             self.objects,
             self.stores,
             self.puts,
-            drop=lambda slots, now: self._drop(slots, now_ms=now),
+            drop=self._drop_from,
             unindex=self._unindex,
             unplace=self._unplace,
             release=self._release_replica,
@@ -272,6 +274,8 @@ class MasterCore:
         match kind:
             case Kind.PUT_START:
                 return self._put_start(conn, peer.writer, body, now_ms=now_ms)
+            case Kind.MOVE_START:
+                return self._move_start(conn, peer.hello, body, now_ms=now_ms)
             case Kind.PUT_END:
                 return self._put_end(conn, body, now_ms=now_ms)
             case Kind.PUT_REVOKE:
@@ -292,6 +296,9 @@ class MasterCore:
                 return self._announce(self._store_of(peer), body, now_ms=now_ms)
             case Kind.BEAT:
                 return self._beat(peer, decode(body, m.Beat), now_ms=now_ms)
+            case Kind.MIGRATED:
+                self._migrated(self._store_of(peer), body, now_ms=now_ms)
+                return b""
             case Kind.LEAVE:
                 return self._leave(self._store_of(peer), now_ms=now_ms)
             case Kind.UNMOUNT:
@@ -383,7 +390,9 @@ class MasterCore:
                 if random:
                     order = self._placement.order(writer, self._ready(), epoch=self.stores.epoch)
                 size, depth = sizes[row], depths[row]
-                made = self._start(digest, size, order, replicas, flags, tenant, depth, ttl_ms, now_ms=now_ms)
+                made = self._start(
+                    digest, size, writer, order, replicas, flags, tenant, depth, ttl_ms, now_ms=now_ms
+                )
                 if not isinstance(made, Put):
                     status[row] = made
                     continue
@@ -404,6 +413,7 @@ class MasterCore:
         self,
         digest: bytes,
         size: int,
+        writer: Writer,
         order: Sequence[Candidate],
         replicas: int,
         flags: int,
@@ -412,23 +422,100 @@ class MasterCore:
         ttl_ms: int,
         *,
         now_ms: int,
+        presses: bool = True,
     ) -> Put | PutStatus:
-        """Give a new put its memory, or say why not."""
+        """Give a new put its memory, or say why not; one that ``presses`` has others evicted for the next try."""
         if not 0 < size <= OBJECT_BYTES_MAX or len(self.puts) >= PROCESSING_MAX:
             return PutStatus.REFUSED
         footprint = footprint_bytes(size, chunk_of(flags))
-        places = choose(order, self.stores.allocators, footprint=footprint, replicas=replicas)
+        ramp = self._ramp
+        places = choose(
+            order,
+            self.stores.allocators,
+            footprint=footprint,
+            replicas=replicas,
+            admits=(
+                (lambda store: ramp.admits(store, writer, store_count=len(order))) if ramp.active else None
+            ),
+        )
         if places is None:
-            self._press(footprint, replicas)
-            self.counters.no_space += 1
+            if presses:
+                self._press(footprint, replicas)
+                self.counters.no_space += 1
             return PutStatus.NO_SPACE
         if replicas > 1:
             flags |= ObjectFlag.REPLICATED
         generation = self._next_generation()
+        if ramp.active:
+            ramp.note(store_id for store_id, _ in places)
         started_ms = self._awake_ms(now_ms)
         put = Put(digest, generation, size, footprint, depth, tenant, flags, ttl_ms, started_ms, places)
         self.puts.add(put)
         return put
+
+    def _move_start(self, conn: int, hello: Hello, body: bytes, *, now_ms: int) -> bytes:
+        """
+        A store that is to be drained copies what it holds: puts of keys that are readable, to take their place.
+
+        Everything but place and generation stays as it is. EXISTS: it is readable elsewhere as well. REFUSED: it
+        is not there any more, or this store is not to be emptied.
+        """
+        rows = _rows(body, m.PUT_ROW, start=m.PUT_HEAD.size, count_max=PUTS_PER_FRAME_MAX)
+        source = self.stores.named(hello.name)
+        status = bytearray(len(rows))
+        granted = [bytes(LOCATION_ROW.size)] * len(rows)
+        if source is None or self.holds.migrating(source) is None:
+            status = bytearray([PutStatus.REFUSED]) * len(rows)
+            rows = rows[:0]
+        digests = np.ascontiguousarray(rows["digest"])
+        slots = self.index.find(digests)
+        readable = self.objects.readable(slots, now_ms=now_ms).tolist()
+        raw, sizes = digests.tobytes(), rows["size"].tolist()
+        for row, slot in enumerate(slots.tolist()):
+            assert source is not None
+            generation, _, size, _, flags = self.index.location[slot].tolist()
+            if not readable[row] or size != sizes[row]:
+                status[row] = PutStatus.REFUSED
+                continue
+            held = [self.stores.get(place[0]) for place in self.objects.places(slot)]
+            if source not in held or any(store is not None and store.takes_objects for store in held):
+                status[row] = PutStatus.EXISTS
+                continue
+            digest = raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
+            put = self.puts.get(digest)
+            if put is not None and not put.writers:
+                self._preempt(put, now_ms=now_ms)
+                put = None
+            if put is not None:
+                status[row] = PutStatus.IN_PROGRESS
+                continue
+            writer = Writer(source.mount.host, source.mount.numa_node)
+            made = self._start(
+                digest,
+                size,
+                writer,
+                self._placement.order(writer, self._ready(), epoch=self.stores.epoch),
+                1,
+                flags & (PERMANENT_FLAGS | ObjectFlag.HAS_TTL),
+                int(self.index.tenant[slot]),
+                int(self.index.depth[slot]),
+                0,
+                now_ms=now_ms,
+                presses=False,  # what is put anew is worth more than what is cold here
+            )
+            if not isinstance(made, Put):
+                status[row] = made
+                continue
+            made.moved_from = generation
+            self.puts.join(made, conn)
+            store_id, offset = made.places[0]
+            granted[row] = LOCATION_ROW.pack(made.generation, offset, made.size, store_id, made.flags)
+        head = m.PUT_REPLY_HEAD.pack(self.stores.epoch, 1)
+        return b"".join((head, status, bytes(-len(status) % 8), *granted))
+
+    def _migrated(self, store: Store, body: bytes, *, now_ms: int) -> None:
+        number, unmoved = _unpack(m.MIGRATED, body)
+        self.holds.migrated(store, number=number, unmoved=unmoved, now_ms=now_ms)
 
     def _put_end(self, conn: int, body: bytes, *, now_ms: int) -> bytes:
         rows = _rows(body, m.END_ROW, count_max=PUTS_PER_FRAME_MAX)
@@ -448,6 +535,11 @@ class MasterCore:
                 continue
             self.puts.pop(put)
             kept = []
+            if put.moved_from:
+                # Removed or replaced meanwhile: the copy must not bring it back.
+                slot = self.index.find_one(digest)
+                if int(self.index.location["generation"][slot]) != put.moved_from:
+                    written[row] = 0
             for replica, place in enumerate(put.places):
                 if place[0] and written[row] >> replica & 1 and not self._is_drained(place[0]):
                     kept.append(place)
@@ -476,16 +568,26 @@ class MasterCore:
             LOCATION,
         )
         stale = self.index.find(digests)
+        recency: dict[int, int] = {}  # of puts that are moves, by their position
         if stale.any():  # hidden, expired, or announced while this put was under way: the newer one stays
-            self._drop(np.unique(stale[stale != 0]), now_ms=now_ms)
+            for at, (put, slot) in enumerate(zip(puts, stale.tolist(), strict=True)):
+                if put.moved_from:
+                    recency[at] = int(self.index.touched_ms[slot])
+                    put.expires_ms = self.objects.expiry(slot)
+                    self._note_moved(slot)
+            self._drop(np.unique(stale[stale != 0]), now_ms=now_ms, patient=True)
         depths = np.array([put.depth for put in puts], np.uint16)
         tenants = np.array([put.tenant for put in puts], np.uint16)
         slots = self.objects.insert(digests, locations, depths, tenants, now_ms=now_ms)
+        for at, touched_ms in recency.items():
+            self.index.touched_ms[slots[at]] = touched_ms
         for put, slot in zip(puts, slots.tolist(), strict=True):
             for place in put.places[1:]:
                 self.objects.add_place(slot, place)
-            if put.ttl_ms:
-                self.objects.expire_at(slot, now_ms + put.ttl_ms)
+            if put.ttl_ms and not put.expires_ms:
+                put.expires_ms = now_ms + put.ttl_ms
+            if put.expires_ms:
+                self.objects.expire_at(slot, put.expires_ms)
             for store_id, _ in put.places:
                 store = self.stores.get(store_id)
                 if store is not None:
@@ -493,6 +595,13 @@ class MasterCore:
                     if store.announced is not None:
                         store.announced[slot] = True
         self._journal_complete(puts, now_ms=now_ms)
+
+    def _note_moved(self, slot: int) -> None:
+        """An object leaves stores that are to be drained."""
+        for store_id, _ in self.objects.places(slot):
+            store = self.stores.get(store_id)
+            if store is not None:
+                self.holds.moved(store, int(self.index.location["size"][slot]))
 
     def _journal_complete(self, puts: list[Put], *, now_ms: int) -> None:
         rows = [
@@ -504,7 +613,7 @@ class MasterCore:
         ]
         entry = np.frombuffer(b"".join(rows), COMPLETE_ROW)
         self.journal.append(JournalEntry(JournalKind.COMPLETE, entry))
-        ends = [(p.generation, now_ms + p.ttl_ms) for p in puts if p.ttl_ms]
+        ends = [(p.generation, p.expires_ms) for p in puts if p.expires_ms]
         if ends:
             self.journal.append(JournalEntry(JournalKind.EXPIRES, np.array(ends, EXPIRES_ROW)))
 
@@ -625,8 +734,12 @@ class MasterCore:
         if len(self._removed) > REMOVED_MAX:
             del self._removed[next(iter(self._removed))]
 
-    def _drop(self, slots: Slots, *, now_ms: int) -> None:
-        """Take COMPLETE objects out of the index; their memory comes back once their leases have ended."""
+    def _drop(self, slots: Slots, *, now_ms: int, patient: bool = False) -> None:
+        """
+        Take COMPLETE objects out of the index; their memory comes back once their leases have ended.
+
+        ``patient``: until then it is not even cleared.
+        """
         locations = self.index.location[slots]
         ends = now_ms + LEASE_TTL_MS - ((now_ms - self.index.touched_ms[slots].astype(np.int64)) & U32)
         footprints = footprint_bytes(locations["size"].astype(np.int64), chunks_of(locations["flags"]))
@@ -649,7 +762,23 @@ class MasterCore:
                     self._left.append((*place, footprint))  # not mounted yet: the last leader's leases count
                     continue
                 store.objects -= 1
-                self._release(place, generation, footprint, not_before_ms=end)
+                self._release(
+                    place, generation, footprint, not_before_ms=end, patient=patient and end > now_ms
+                )
+
+    def _drop_from(self, store: Store, slots: Slots, now_ms: int) -> None:
+        """``_drop``, for objects that lie on one store alone and that nobody can hold a lease on."""
+        locations = self.index.location[slots]
+        footprints = footprint_bytes(locations["size"].astype(np.int64), chunks_of(locations["flags"]))
+        self._unindex(slots)
+        store.objects -= len(slots)
+        self.stores.release_many(
+            store,
+            locations["generation"].tolist(),
+            offsets=locations["offset"].tolist(),
+            footprints=footprints.tolist(),
+            not_before_ms=now_ms,
+        )
 
     def _unindex(self, slots: Slots) -> list[list[Place]]:
         """Forget objects; where each of them lay."""
@@ -671,12 +800,23 @@ class MasterCore:
         self.objects.drop_places(slot, store.id)
 
     def _release(
-        self, place: tuple[StoreId, int], generation: Generation, footprint: int, *, not_before_ms: int
+        self,
+        place: tuple[StoreId, int],
+        generation: Generation,
+        footprint: int,
+        *,
+        not_before_ms: int,
+        patient: bool = False,
     ) -> None:
         # The leader before us may have granted leases that we know nothing of.
         not_before_ms = max(not_before_ms, self._earlier_leases_end_ms)
         self.stores.release(
-            place[0], generation=generation, offset=place[1], footprint=footprint, not_before_ms=not_before_ms
+            place[0],
+            generation=generation,
+            offset=place[1],
+            footprint=footprint,
+            not_before_ms=not_before_ms,
+            patient=patient,
         )
 
     def _release_replica(self, store: Store, slot: int, now_ms: int) -> None:
@@ -1032,6 +1172,7 @@ class MasterCore:
         """Allocate on a store as soon as nobody can hold its free memory by a lease of an earlier master."""
         if _state_when_heard(store, now_ms) is StoreState.READY:
             self.stores.set_state(store, StoreState.READY)
+            self._ramp_up(store, now_ms=now_ms)
             self._event(now_ms, "store.ready", store.mount.name, id=store.id, objects=store.objects)
 
     def _beat(self, peer: _Conn, beat: m.Beat, *, now_ms: int) -> bytes:
@@ -1048,6 +1189,10 @@ class MasterCore:
             self.stores.set_state(store, StoreState.SUSPECTED)
             self._event(now_ms, "store.suspected", store.mount.name, reason="its data loop stands still")
         store.populate(beat.populated_bytes)
+        hold = self.holds.migrating(store)
+        if hold is not None and store.state is StoreState.READY:
+            body = m.MIGRATE.pack(hold.number, hold.bandwidth_bps)
+            self.out.append((store.conn, wire.pack(Kind.MIGRATE, body)))
         return m.BEAT_REPLY.pack(self.term, 0, self._floor())
 
     def _floor(self) -> int:
@@ -1066,6 +1211,7 @@ class MasterCore:
         self.stores.set_state(store, StoreState.GONE)
         self._event(now_ms, "store.lost", store.mount.name, id=store.id, reason=reason, objects=store.objects)
         self.journal.append(JournalEntry(JournalKind.STORE, store=store.info()))
+        self._ramp.leave(store.id)
         for generation in [*store.releasing, *store.doomed]:
             self._remove_confirmed(store.id, generation)
         store.releasing.clear()
@@ -1096,7 +1242,16 @@ class MasterCore:
         away = store.conn == 0 or now_ms - store.seen_ms >= STORE_SILENT_MS or now_ms < store.suspect_until_ms
         if away and state is not StoreState.DRAINING:
             state = StoreState.SUSPECTED
+        was = store.state
         self.stores.set_state(store, state)
+        if was is StoreState.DRAINING and state is StoreState.READY:
+            self._ramp_up(store, now_ms=now_ms)
+
+    def _ramp_up(self, store: Store, *, now_ms: int) -> None:
+        """Hold back an empty store that joins a pool in use; where all is new, there is nothing to protect."""
+        others = (other for other in self.stores if other is not store and other.takes_objects)
+        if not store.objects and any(other.objects for other in others):
+            self._ramp.join(store.id, now_ms=now_ms)
 
     def _leases_end_ms(self, now_ms: int) -> int:
         """When the last lease ends that may have been given until now; in a pool that nobody reads, at once."""
@@ -1154,6 +1309,7 @@ class MasterCore:
             self._paused_ms += pause
             self._event(now_ms, "master.paused", self.settings.group, pause_ms=pause)
         awake_ms = self._awake_ms(now_ms)
+        self._ramp.expire(now_ms=now_ms)
         leases = self.index.hits_total + self._touches
         if leases != self._leases_seen:
             self._leases_seen, self._leased_ms = leases, now_ms
@@ -1305,7 +1461,7 @@ def _state_when_heard(store: Store, now_ms: int) -> StoreState:
 
 
 _STORE_KINDS: Final = frozenset(
-    {Kind.MOUNT, Kind.SLOTS, Kind.BEAT, Kind.LEAVE, Kind.UNMOUNT, wire.reply(Kind.FREE)}
+    {Kind.MOUNT, Kind.SLOTS, Kind.BEAT, Kind.LEAVE, Kind.MIGRATED, Kind.UNMOUNT, wire.reply(Kind.FREE)}
 )
 
 
