@@ -65,6 +65,7 @@ def command() -> None:
 )
 @click.option(
     "--window",
+    "window_ms",
     type=DURATION_MS,
     default="5s",
     show_default=True,
