@@ -18,7 +18,7 @@ from kvops.cli.options import DURATION_MS, Settings
 from kvops.cli.output import Column, Output
 from kvops.cli.restart import wait_joined
 from kvops.cli.start import ready_timeout_s
-from kvops.errors import Refused
+from kvops.errors import Refused, StartFailed
 from kvops.files import load_yaml, write_yaml
 from kvops.fleet.local import LocalGroup, Member, utc_now
 from kvops.fleet.rollout import (
@@ -327,11 +327,16 @@ class _Operations:
 
     def restart(self, names: Sequence[str]) -> None:
         """Asked to end, started again as it was."""
-        self._local.restart(
-            names,
-            timeout_s=self._timeout_s(names),
-            tell=lambda name, text: self._out.note(f"{name:<10} {text}"),
-        )
+        try:
+            self._local.restart(
+                names,
+                timeout_s=self._timeout_s(names),
+                tell=lambda name, text: self._out.note(f"{name:<10} {text}"),
+            )
+        except StartFailed as error:
+            for line in error.log_lines:
+                self._out.note(f"  | {line}")
+            raise
 
     def undrain(self, names: Sequence[str]) -> None:
         """Lift our own holds."""
