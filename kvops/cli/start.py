@@ -13,6 +13,7 @@ from kvops.cli.options import ADDRESS, SIZE_BYTES, Settings
 from kvops.cli.output import Column, Output
 from kvops.cli.status import look_settled, show
 from kvops.errors import AlreadyRunning, Refused, UsageError
+from kvops.fleet.etcd import MEMBERS as ETCD_MEMBERS
 from kvops.fleet.local import LocalGroup, StartPlan
 from kvops.fleet.preflight import human_bytes
 from kvops.limits import GIB, MIB
@@ -31,7 +32,15 @@ PREFLIGHT_COLUMNS: Final = (
 
 
 @options.command("start")
-@click.option("--masters", type=click.IntRange(1), default=1, show_default=True, help="Masters.")
+@click.option(
+    "--masters", type=click.IntRange(1), default=1, show_default=True, help="Masters; several need --etcd."
+)
+@click.option(
+    "--etcd",
+    multiple=True,
+    metavar="HOST:PORT,…|auto",
+    help="Elects the leading master; auto: start one of three members here.",
+)
 @click.option(
     "--stores",
     type=click.IntRange(0, 64),
@@ -85,6 +94,7 @@ PREFLIGHT_COLUMNS: Final = (
 def command(
     settings: Settings,
     masters: int,
+    etcd: tuple[str, ...],
     stores: int | None,
     segment_size: int,
     hugepages: str,
@@ -110,17 +120,13 @@ def command(
     Examples:
       kvops start
       kvops start --stores 3 --segment-size 4GiB --listen 127.0.0.1:7800
+      kvops start --masters 3 --etcd auto --stores 3
       kvops start --segment-size 512GiB --hugepages 1GiB --dry-run
       kvops -g other start --stores 2
     """
     from kvops.cli.units import split_list
-    from kvops.store.config import SEGMENT_ALIGN_BYTES, SEGMENT_SIZE_BYTES_MIN, TRANSPORTS
+    from kvops.store.config import SEGMENT_ALIGN_BYTES, SEGMENT_SIZE_BYTES_MIN, TRANSPORTS, split_address
 
-    if masters > 1:
-        raise Refused(
-            f"{masters} masters need etcd to elect a leader, which this version cannot use",
-            fix="use --masters 1",
-        )
     if segment_size < SEGMENT_SIZE_BYTES_MIN or segment_size % SEGMENT_ALIGN_BYTES:
         raise UsageError(
             f"a segment cannot have {segment_size:,} B",
@@ -132,6 +138,11 @@ def command(
         raise UsageError(
             f"unknown transport {', '.join(unknown) or '(none)'}", fix=f"use some of {', '.join(TRANSPORTS)}"
         )
+    endpoints = [text.removeprefix("http://").rstrip("/") for text in split_list(etcd)]
+    auto = endpoints == ["auto"]
+    if not auto:
+        for endpoint in endpoints:
+            split_address(endpoint)
     page_bytes = HUGE_PAGES[hugepages]
     if page_bytes and segment_size % page_bytes:
         raise UsageError(
@@ -150,6 +161,9 @@ def command(
         listen=listen,
         control=control,
         http=http,
+        masters=masters,
+        etcd=() if auto else tuple(endpoints),
+        etcd_members=ETCD_MEMBERS if auto else 0,
     )
     out = Output(settings)
     target = resolve(settings, starting=True)

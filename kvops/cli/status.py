@@ -22,6 +22,7 @@ PASSING: Final = frozenset(
     {
         "master.unseen",
         "master.no_leader",
+        "master.behind",
         "store.unseen",
         "store.unmounted",
         "store.suspected",

@@ -151,6 +151,7 @@ def last_change(events: Iterable[Event]) -> dict[str, str]:
     return {event.subject: event.time for event in events}
 
 
+ETCD_SILENT_MS: Final = 3_000  # one member of etcd that died is found out sooner
 _TROUBLE: Final = ("store.suspected", "store.lost")
 _BACK: Final = ("store.mounted", "store.ready", "store.recovered")
 
@@ -240,16 +241,30 @@ def judge(
     """
     reasons: list[Reason] = []
     unseen: list[str] = []
+    leaders = [status for status in answers.values() if status.role == "leader"]
+    leader = max(leaders, key=lambda status: status.term, default=None)
     masters = []
     for one in (one for one in known if one.role == "master"):
         status = answers.get(one.name)
-        masters.append(_master_row(one, status))
+        masters.append(_master_row(one, status, leader))
         if status is not None:
+            if leader is not None and not status.promotable:
+                reasons.append(
+                    Reason(
+                        code="master.behind", subject=one.name, text="could not lead now: it is catching up"
+                    )
+                )
+            if status.etcd_silent_ms >= ETCD_SILENT_MS:
+                reasons.append(
+                    Reason(
+                        code="master.no_etcd",
+                        subject=one.name,
+                        text=f"etcd has not answered it for {status.etcd_silent_ms / 1_000:.0f} s",
+                    )
+                )
             continue
         unseen.append(one.name)
         reasons.append(_master_reason(one))
-    leaders = [status for status in answers.values() if status.role == "leader"]
-    leader = max(leaders, key=lambda status: status.term, default=None)
     if leader is None and answers:
         reasons.append(Reason(code="master.no_leader", subject=group, text="no master leads"))
 
@@ -403,12 +418,13 @@ def _master_reason(one: Known) -> Reason:
     )
 
 
-def _master_row(one: Known, status: MasterStatus | None) -> dict[str, Any]:
+def _master_row(one: Known, status: MasterStatus | None, leader: MasterStatus | None) -> dict[str, Any]:
     if status is None:
         state = {Life.ENDED: "down", Life.STOPPED: "stopped"}.get(one.life, "unseen")
         role, term, lag = None, None, None
     else:
-        state, role, term, lag = status.role, status.role, status.term, 0
+        state, role, term = status.role, status.role, status.term
+        lag = max(0, leader.sequence - status.sequence) if leader is not None else None
     return {
         "name": status.name if status is not None else one.name,
         "address": one.address or (status.address if status is not None else ""),
@@ -416,7 +432,9 @@ def _master_row(one: Known, status: MasterStatus | None) -> dict[str, Any]:
         "host": status.host if status is not None else one.host,
         "role": role,
         "term": term,
-        "lag": lag,
+        "lag": lag,  # operations
+        "applied": status.sequence if status is not None else None,
+        "promotable": status.promotable if status is not None else None,
         "state": state,
         "control": one.control,
         "http": one.http,

@@ -70,6 +70,10 @@ class Kind(IntEnum):
     UNMOUNT = 72
     LEAVE = 74
 
+    # Standby → leader, and the leader's operations back on the same connection.
+    JOIN = 80
+    REPLICATE = 82
+
     # Client → store.
     WRITE = 96
     READ = 98

@@ -91,6 +91,10 @@ class ControlSource(Protocol):
         """What stopping these would do to the pool."""
         ...
 
+    def step_down(self, *, owner: str, force: Sequence[str]) -> int:
+        """Let another master lead; the term that ends. ``Refused`` where none could."""
+        ...
+
     def holds(self) -> HoldReply:
         """Every hold."""
         ...
@@ -143,6 +147,10 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     async def OkToStop(self, request: pb.OkToStopRequest, context: Any) -> pb.HoldReply:  # noqa: N802
         """``ControlSource.ok_to_stop`` as a message."""
         return _reply_to_pb(self._source.ok_to_stop(request.targets))
+
+    async def StepDown(self, request: pb.StepDownRequest, context: Any) -> pb.StepDownReply:  # noqa: N802
+        """``ControlSource.step_down`` as a message."""
+        return pb.StepDownReply(term=self._source.step_down(owner=request.owner, force=request.force))
 
     async def Holds(self, request: pb.HoldsRequest, context: Any) -> pb.HoldReply:  # noqa: N802
         """``ControlSource.holds`` as a message."""
@@ -266,6 +274,15 @@ class ControlClient:
         """Every hold; raises as ``status``."""
         return reply_from_pb(self._stub.Holds(pb.HoldsRequest()))
 
+    def step_down(self, *, owner: str, force: Sequence[str] = ()) -> int:
+        """
+        Let another master lead; the term that ends.
+
+        Raises:
+            Refused: No other master has everything that was acknowledged; NotLeader when it does not lead.
+        """
+        return int(self._stub.StepDown(pb.StepDownRequest(owner=owner, force=force)).term)
+
     def close(self) -> None:
         """Drop the connection; a stream that is followed elsewhere ends with ``Unreachable``."""
         self._channel.close()
@@ -294,7 +311,7 @@ def status_from_pb(message: pb.StatusReply) -> MasterStatus:
             for client in message.clients
         ],
         holds=[_hold_from_pb(hold) for hold in message.holds],
-        **{name: getattr(message, name) for name in _STATUS_FIELDS},
+        **({name: getattr(message, name) for name in _STATUS_FIELDS} | {"members": list(message.members)}),
     )
 
 

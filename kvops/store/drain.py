@@ -52,7 +52,6 @@ SWEEP_SLOTS: Final = 4_096  # … looked at
 COUNT_SLOTS: Final = 16_384
 REVOKE_PUTS: Final = 64
 BUSY_INTERVAL_MS: Final = 15  # between slices while requests come: well under 1 % of them meet one
-IDLE_INTERVAL_MS: Final = 1
 TARGETS_MAX: Final = 4_096  # of one request
 TEXT_MAX: Final = 1_024  # of a reason or an owner
 
@@ -90,6 +89,11 @@ class Sweep:
     bytes_at_call: int = 0
     puts: list[Put] | None = None  # to look through for those to revoke; None: not listed yet
 
+    @property
+    def gives_back(self) -> bool:
+        """Whether the memory of what is swept comes back to the store's allocator, which has it as taken."""
+        return self.cause is Cause.DRAIN or (self.cause is Cause.UNANNOUNCED and self.store.trusted)
+
 
 class Sweeper:
     """
@@ -104,6 +108,7 @@ class Sweeper:
         release: Has one replica's memory cleared: store, slot, now_ms.
         revoke: Takes one store's replica from a put: put, store, now_ms.
         done: Told when a sweep has ended.
+        requests: How many clients' requests there have been: sweeps go slowly while there are more.
     """
 
     def __init__(
@@ -117,15 +122,16 @@ class Sweeper:
         release: Callable[[Store, int, int], None],
         revoke: Callable[[Put, Store, int], None],
         done: Callable[[Sweep, int], None],
+        requests: Callable[[], int],
     ) -> None:
         self.swept_total = 0
         self._objects, self._stores, self._puts = objects, stores, puts
         self._drop, self._unindex, self._release = drop, unindex, release
-        self._revoke, self._done = revoke, done
+        self._revoke, self._done, self._requests = revoke, done, requests
         self._active: deque[Sweep] = deque()
         self._waiting: list[Sweep] = []  # for leases, or for an announcement
-        self._last_ms = -1
-        self._lookups = -1
+        self._last_ms = -BUSY_INTERVAL_MS
+        self._asked = -1
 
     def begin(self, sweep: Sweep) -> None:
         """Enter a sweep; one that the same store had for another cause ends, unless it is an announcement's."""
@@ -149,18 +155,16 @@ class Sweeper:
 
     @property
     def busy(self) -> bool:
-        """Whether any sweep has slices to do, or soon will."""
-        return bool(self._active or self._waiting)
+        """Whether any sweep has slices to do now."""
+        return bool(self._active) or any(sweep.puts != [] for sweep in self._waiting)
 
     def due(self, now_ms: int) -> bool:
         """Whether a slice should be done now."""
-        if not (self._active or self._ripe(now_ms)):
+        if not (self._active or self._waiting):
             return False
-        quiet = self._objects.index.lookups_total == self._lookups
-        return now_ms - self._last_ms >= (IDLE_INTERVAL_MS if quiet else BUSY_INTERVAL_MS)
-
-    def _ripe(self, now_ms: int) -> bool:
-        return any(sweep.puts != [] or self._may_sweep(sweep, now_ms) for sweep in self._waiting)
+        if not (self.busy or any(self._may_sweep(sweep, now_ms) for sweep in self._waiting)):
+            return False
+        return self._requests() == self._asked or now_ms - self._last_ms >= BUSY_INTERVAL_MS
 
     @staticmethod
     def _may_sweep(sweep: Sweep, now_ms: int) -> bool:
@@ -171,7 +175,7 @@ class Sweeper:
         """One slice, if it is time for one."""
         if not self.due(now_ms):
             return
-        self._last_ms, self._lookups = now_ms, self._objects.index.lookups_total
+        self._last_ms, self._asked = now_ms, self._requests()
         for sweep in [one for one in self._waiting if one.puts != []]:
             self._revoke_some(sweep, now_ms)
             return
@@ -217,12 +221,12 @@ class Sweeper:
             elif all(place[0] == store.id for place in places):
                 last[at] = True
             else:
-                if sweep.cause is Cause.DRAIN:
+                if sweep.gives_back:
                     self._release(store, slot, now_ms)
                 self._objects.drop_places(slot, store.id)
         dead = slots[last & (slots != 0)]
         if len(dead):
-            if sweep.cause is Cause.DRAIN:
+            if sweep.gives_back:
                 self._drop(dead, now_ms)
             else:
                 self._unindex(dead)  # no memory comes back: it is lost, or given anew
@@ -522,6 +526,11 @@ class Holds:
                 self._apply(store, now_ms)
             rows = [msgspec.structs.replace(row, state=HoldState.LIFTED) for row in rows]
         return self._reply(rows, [], unchanged, targets)
+
+    def drains_host(self, host: str) -> bool:
+        """Whether a host as a whole is being taken away."""
+        hold = self._by_target.get(host)
+        return hold is not None and hold.host and hold.kind is HoldKind.DRAIN
 
     def ok_to_stop(self, names: Sequence[str], *, now_ms: int) -> HoldReply:
         """

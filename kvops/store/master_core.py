@@ -35,6 +35,7 @@ from kvops.limits import (
     PUT_TTL_MS,
     PUTS_PER_FRAME_MAX,
     REPLICAS_MAX,
+    STORE_SILENT_MS,
     STORE_TTL_MS,
 )
 from kvops.net import wire
@@ -96,6 +97,14 @@ class JournalEntry:
     rows: NDArray[np.void] | None = None
     store: StoreInfo | None = None
     holds: tuple[Hold, ...] = ()
+
+    def encode(self) -> tuple[JournalKind, int, bytes]:
+        """Kind, count of rows and body, as the journal and the standbys get it."""
+        if self.rows is not None:
+            return self.kind, len(self.rows), self.rows.tobytes()
+        if self.holds:
+            return self.kind, len(self.holds), msgspec.msgpack.encode(self.holds)
+        return self.kind, 1, msgspec.msgpack.encode(self.store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +196,7 @@ class MasterCore:
             release=self._release_replica,
             revoke=self._take_place,
             done=self._swept,
+            requests=lambda: self.index.lookups_total + self.counters.puts,
         )
         self.holds = Holds(
             self.stores,
@@ -202,7 +212,10 @@ class MasterCore:
         self._started_ms = now_ms
         self._pressure_bytes = 0  # a put found no room for this much: evict, whatever the watermark says
         self._evicting = False
+        self._evict_from_ms = now_ms  # a new leader waits for the leases of the one before
+        self._left: list[tuple[StoreId, int, int]] = []  # memory that those may lie on
         self._ticked_ms = now_ms
+        self._paused_ms = 0
         self._last_evict_ms = now_ms
 
     # Connections.
@@ -216,7 +229,7 @@ class MasterCore:
         peer = self._conns.pop(conn, None)
         if peer is None:
             return
-        self._orphans += [(now_ms, put) for put in self.puts.leave(conn)]
+        self._orphans += [(self._awake_ms(now_ms), put) for put in self.puts.leave(conn)]
         store = peer.store
         if store is not None and store.conn == conn:
             store.conn = 0
@@ -360,7 +373,8 @@ class MasterCore:
                 put = self._without_drained(put, now_ms=now_ms)
             joins = put is not None and flags & put.flags & ObjectFlag.PARTS and put.size == sizes[row]
             if put is not None and (
-                now_ms - put.started_ms >= PUT_TTL_MS or not (put.writers or joins)  # a dead writer's
+                self._awake_ms(now_ms) - put.started_ms >= PUT_TTL_MS
+                or not (put.writers or joins)  # a dead writer's
             ):
                 self._preempt(put, now_ms=now_ms)
                 put = None
@@ -410,7 +424,8 @@ class MasterCore:
         if replicas > 1:
             flags |= ObjectFlag.REPLICATED
         generation = self._next_generation()
-        put = Put(digest, generation, size, footprint, depth, tenant, flags, ttl_ms, now_ms, places)
+        started_ms = self._awake_ms(now_ms)
+        put = Put(digest, generation, size, footprint, depth, tenant, flags, ttl_ms, started_ms, places)
         self.puts.add(put)
         return put
 
@@ -427,6 +442,7 @@ class MasterCore:
                 # Another rank was first, or the answer was lost and this is the second time.
                 slot = self.index.find_one(digest)
                 whole = slot and written[row] and int(self.index.location["generation"][slot]) == generation
+                whole = whole and not all(self._is_drained(place[0]) for place in self.objects.places(slot))
                 status[row] = PutStatus.STORED if whole else PutStatus.GONE
                 continue
             self.puts.pop(put)
@@ -614,7 +630,9 @@ class MasterCore:
         ends = now_ms + LEASE_TTL_MS - ((now_ms - self.index.touched_ms[slots].astype(np.int64)) & U32)
         footprints = footprint_bytes(locations["size"].astype(np.int64), chunks_of(locations["flags"]))
         unconfirmed = {
-            store.id: store.announced[slots] for store in self._unconfirmed if store.announced is not None
+            store.id: store.announced[slots]
+            for store in self._unconfirmed
+            if store.announced is not None and not store.trusted
         }
         columns = (locations["generation"].tolist(), footprints.tolist(), ends.tolist())
         places = self._unindex(slots)
@@ -692,17 +710,7 @@ class MasterCore:
         """
         self.holds.restore(recovery.holds.values())
         for info in recovery.stores.values():
-            mount = m.Mount(
-                highest_generation=0,
-                **{
-                    name: getattr(info, name)
-                    for name in m.Mount.__struct_fields__
-                    if name != "highest_generation"
-                },
-            )
-            store = self.stores.add(
-                mount, conn=0, state=StoreState.SUSPECTED, now_ms=now_ms, store_id=info.id
-            )
+            store = self.restore_store(info, now_ms=now_ms)
             self._expect_announcement(store)
             self.holds.entered(store, now_ms=now_ms)
         rows = recovery.rows
@@ -727,6 +735,68 @@ class MasterCore:
                 slot = int(self.index.find(np.ascontiguousarray(row["digest"]).reshape(1, 2))[0])
                 place = (StoreId(int(row["location"]["store"])), int(row["location"]["offset"]))
                 self.objects.add_place(slot, place)
+
+    def restore_store(self, info: StoreInfo, *, now_ms: int) -> Store:
+        """Enter a store that a journal or a leader named; hidden until it mounts."""
+        fields = {
+            name: getattr(info, name) for name in m.Mount.__struct_fields__ if name != "highest_generation"
+        }
+        return self.stores.add(
+            m.Mount(highest_generation=0, **(fields | {"populated_bytes": 0})),
+            conn=0,
+            state=StoreState.SUSPECTED,
+            now_ms=now_ms,
+            store_id=info.id,
+        )
+
+    def promote(self, *, term: int, left: list[tuple[StoreId, int, int]], now_ms: int) -> None:
+        """
+        Begin to lead with a directory that followed the last leader to its end.
+
+        What it says of each store is trusted: a store that mounts again in the same life allocates at once. Its
+        slot table is read all the same, for what the last leader granted or dropped without telling.
+
+        Args:
+            term: Ours.
+            left: Store, offset and footprint of memory that objects left so lately that leases may be open on it.
+            now_ms: The time.
+        """
+        self.term, self._sequence = term, 0
+        self._started_ms = self._ticked_ms = self._last_evict_ms = now_ms
+        self._evict_from_ms = now_ms + LEASE_TTL_MS
+        for store in self.stores:
+            if store.state is StoreState.GONE:
+                self.sweeper.begin(Sweep(store, Cause.LOST))
+                continue
+            store.seen_ms = now_ms + STORE_TTL_MS  # it has to find us first
+            store.trusted = True
+            self._expect_announcement(store)
+            self.holds.entered(store, now_ms=now_ms)
+        self._left = left
+
+    def led(self, name: str, *, hot: bool, seconds: float, now_ms: int) -> None:
+        """A line for ``kvops events``: who leads from now on."""
+        self._event(
+            now_ms,
+            "master.elected",
+            name,
+            term=self.term,
+            objects=len(self.index),
+            hot=hot,
+            takeover_s=seconds,
+        )
+
+    def _build_allocator(self, store: Store, populated_bytes: int) -> None:
+        """Free is what is populated, and neither holds an object nor was left a moment ago."""
+        store.populate(populated_bytes)
+        offsets, sizes, flags = self.objects.lying_on(store.id, slots_used=self.index.slots_used)
+        footprints = footprint_bytes(sizes.astype(np.int64), chunks_of(flags)).astype(np.uint64)
+        held = store.allocator.reserve_batch(offsets, footprints)
+        assert held.all(), "the directory gives no byte twice, and none that is not there"
+        store.objects = len(offsets)
+        for store_id, offset, footprint in self._left:
+            if store_id == store.id and store.allocator.reserve(offset, footprint):
+                self.stores.mature_at(self._evict_from_ms, store, offset, footprint)
 
     def _with_ttl(self, rows: NDArray[np.void]) -> list[tuple[int, int]]:
         """Slot and generation of those of these objects, just inserted, that have a TTL."""
@@ -766,7 +836,9 @@ class MasterCore:
             known.conn = conn
         known.seen_ms = now_ms
         peer.store = known
-        if known.announcing and mount.highest_generation:
+        if known.trusted and not known.populated_bytes:
+            self._build_allocator(known, mount.populated_bytes)
+        if known.announcing and mount.highest_generation and not known.trusted:
             # The master before may have given leases on memory of which nothing is left to announce.
             known.closed_until_ms = self._started_ms + LEASE_TTL_MS
         self.stores.set_state(known, _state_when_heard(known, now_ms))
@@ -782,7 +854,7 @@ class MasterCore:
             populated_bytes=mount.populated_bytes,
         )
         # No put under way can lie on a store that still has to announce.
-        floor = self._next_floor() if known.announcing else self._floor()
+        floor = self._next_floor() if known.announcing and not known.trusted else self._floor()
         return wire.encode(
             m.Mounted(store_id=known.id, term=self.term, announce=known.announcing, floor=floor)
         )
@@ -815,6 +887,8 @@ class MasterCore:
         if not len(rows):
             self._announced(store, now_ms=now_ms)
             return b""
+        if store.trusted:
+            return self._reconcile(store, rows)
         known = self.index.find(np.ascontiguousarray(rows["digest"]))
         seen = store.announced[known] & (self.index.location["generation"][known] == rows["generation"])
         if store.releasing:
@@ -849,6 +923,26 @@ class MasterCore:
         for row in rows[~(known | fresh)]:
             self._announce_one(store, row, now_ms=now_ms)
         return forget.tobytes()
+
+    def _reconcile(self, store: Store, rows: NDArray[np.void]) -> bytes:
+        """
+        Rows of a store whose allocator followed the last leader; the slots that it is to forget.
+
+        What the directory does not know was granted by that leader, and never acknowledged; or dropped by it, and
+        the node had not heard. Its memory counts as free already.
+        """
+        assert store.announced is not None
+        slots = self.index.find(np.ascontiguousarray(rows["digest"]))
+        known = (slots != 0) & (self.index.location["generation"][slots] == rows["generation"])
+        forget = []
+        for at in np.flatnonzero(known).tolist():
+            if (store.id, int(rows["offset"][at])) in self.objects.places(int(slots[at])):
+                store.announced[slots[at]] = True
+        for generation, offset in rows[~known][["generation", "offset"]].tolist():
+            ours = generation >> GENERATION_SEQUENCE_BITS == self.term
+            if not (ours or generation in store.releasing):
+                forget.append((generation, offset))
+        return np.array(forget, m.FREE_ROW).tobytes()
 
     def _unwanted(self, store: Store, rows: NDArray[np.void]) -> NDArray[np.bool_]:
         """Which announced slots hold what was dropped while their store was away."""
@@ -962,7 +1056,7 @@ class MasterCore:
         store.releasing.clear()
         store.doomed.clear()
         store.unsent.clear()
-        store.announcing, store.announced = False, None
+        store.announcing, store.announced, store.trusted = False, None, False
         self._unconfirmed.discard(store)
         for put in self.puts:
             if any(place[0] == store.id for place in put.places):
@@ -984,7 +1078,7 @@ class MasterCore:
         if store.state is StoreState.GONE:
             return
         state = _state_when_heard(store, now_ms)
-        away = store.conn == 0 or now_ms - store.seen_ms >= STORE_TTL_MS or now_ms < store.suspect_until_ms
+        away = store.conn == 0 or now_ms - store.seen_ms >= STORE_SILENT_MS or now_ms < store.suspect_until_ms
         if away and state is not StoreState.DRAINING:
             state = StoreState.SUSPECTED
         self.stores.set_state(store, state)
@@ -1041,25 +1135,29 @@ class MasterCore:
         """
         pause = now_ms - self._ticked_ms - TICK_MS
         self._ticked_ms = now_ms
+        if pause > TICK_MS:
+            self._paused_ms += pause
+            self._event(now_ms, "master.paused", self.settings.group, pause_ms=pause)
+        awake_ms = self._awake_ms(now_ms)
         leases = self.index.hits_total + self._touches
         if leases != self._leases_seen:
             self._leases_seen, self._leased_ms = leases, now_ms
         for store in self.stores:
             if pause > TICK_MS:
-                store.seen_ms += pause
+                store.seen_ms = min(now_ms, store.seen_ms + pause)  # some have spoken since it ended
             if store.state is StoreState.ANNOUNCING and not store.announcing:
                 self._open(store, now_ms=now_ms)
             silent = now_ms - store.seen_ms
-            if store.state is StoreState.GONE or silent < STORE_TTL_MS:
+            if store.state is StoreState.GONE or silent < STORE_SILENT_MS:
                 continue
             if store.conn == 0 or silent >= 2 * STORE_TTL_MS:
                 self._lose(store, now_ms=now_ms, reason=f"silent for {silent} ms")
             elif store.state in SERVING:
                 self.stores.set_state(store, StoreState.SUSPECTED)
                 self._event(now_ms, "store.suspected", store.mount.name, reason=f"silent for {silent} ms")
-        while (put := self.puts.oldest()) is not None and now_ms - put.started_ms >= PUT_TTL_MS:
+        while (put := self.puts.oldest()) is not None and awake_ms - put.started_ms >= PUT_TTL_MS:
             self._preempt(put, now_ms=now_ms)
-        while self._orphans and now_ms - self._orphans[0][0] >= ORPHAN_MS:
+        while self._orphans and awake_ms - self._orphans[0][0] >= ORPHAN_MS:
             put = self._orphans.popleft()[1]
             if not put.writers and self.puts.get(put.digest) is put:
                 self._preempt(put, now_ms=now_ms)
@@ -1078,6 +1176,10 @@ class MasterCore:
             if serving:
                 self._event(now_ms, "breaker.closed", self.settings.group)
 
+    def _awake_ms(self, now_ms: int) -> int:
+        """The clock without our own pauses, the one under way included: what writers' deadlines go by."""
+        return now_ms - self._paused_ms - max(0, now_ms - self._ticked_ms - 2 * TICK_MS)
+
     @property
     def has_output(self) -> bool:
         """Whether ``next_frames`` has any."""
@@ -1095,7 +1197,7 @@ class MasterCore:
 
     def work_due(self, now_ms: int) -> bool:
         """Whether ``work`` should be called now, after an answer, rather than at the next tick."""
-        if self.index.growing or (self.sweeper.busy and self.sweeper.due(now_ms)):
+        if self.index.growing or self.sweeper.due(now_ms):
             return True
         if self._pressure_bytes:
             return now_ms > self._last_evict_ms
@@ -1126,7 +1228,7 @@ class MasterCore:
         if not (self._evicting or self._pressure_bytes):
             return
         interval = 1 if high or self._pressure_bytes else EVICT_INTERVAL_MS
-        if now_ms - self._last_evict_ms < interval:
+        if now_ms - self._last_evict_ms < interval or now_ms < self._evict_from_ms:
             return
         self._last_evict_ms = now_ms
         excess = used - int(capacity * self.settings.eviction_low_watermark)
@@ -1146,7 +1248,7 @@ class MasterCore:
         """A sweep has ended."""
         store = sweep.store
         if sweep.cause is Cause.UNANNOUNCED:
-            store.announced = None
+            store.announced, store.trusted = None, False
             self._unconfirmed.discard(store)
         elif sweep.cause is Cause.LOST:
             self.stores.forget(store)
@@ -1162,7 +1264,7 @@ class MasterCore:
             size, flags = self.index.location[["size", "flags"]][slot].tolist()
             for store_id, offset in self.objects.places(slot):
                 store = self.stores.get(store_id)
-                if store is not None and (store.announced is None or store.announced[slot]):
+                if store is not None and (store.announced is None or store.trusted or store.announced[slot]):
                     held[store_id].append((offset, footprint_bytes(size, chunk_of(flags))))
                     objects[store_id] += 1
         for put in self.puts:
@@ -1179,7 +1281,7 @@ def _state_when_heard(store: Store, now_ms: int) -> StoreState:
     """The state of a store that has just spoken to us."""
     if store.hidden_on_purpose:
         return StoreState.DRAINING
-    closed = store.announcing or now_ms < store.closed_until_ms
+    closed = (store.announcing and not store.trusted) or now_ms < store.closed_until_ms
     return StoreState.ANNOUNCING if closed else StoreState.READY
 
 

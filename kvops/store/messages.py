@@ -22,6 +22,8 @@ BEAT                  Beat                                     BEAT_REPLY
 FREE (from master)    FREE_HEAD, FREE_ROW rows                 FREE_ROW rows (all of them, when cleared)
 LEAVE                 nothing                                  LEAVE_REPLY
 UNMOUNT               nothing                                  nothing
+JOIN                  Join                                     Joined
+REPLICATE (leader)    ENTRYs, each with its body               ACK
 ====================  =======================================  ==============================================
 """
 
@@ -152,6 +154,20 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     objects: int
     used_bytes: int
     loop_lag_ms: int  # since the data loop last ticked
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True):
+    """A standby asks for the whole state, and for every operation after it."""
+
+    name: str
+    version: str
+
+
+class Joined(msgspec.Struct, frozen=True, kw_only=True):
+    """The leader's answer; REPLICATE frames follow."""
+
+    term: int
+    now_ms: int  # on the leader's clock: times that objects expire at are on it
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -283,6 +283,10 @@ class MasterStatus(msgspec.Struct, frozen=True, kw_only=True):
     stores: list[StoreInfo]
     clients: list[ClientInfo]
     holds: list[HoldInfo] = []
+    sequence: int = 0  # of the last operation: done, at a leader; applied, at a standby
+    members: list[str] = []  # the in-sync set: who may lead next
+    promotable: bool = True  # it leads, or could at once with everything that was acknowledged
+    etcd_silent_ms: int = 0  # since etcd last answered it; 0: it does, or there is none
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -124,14 +124,21 @@ class Node:
         self._ticked = time.monotonic()
         self._addresses: dict[str, str] = {}
         self._mounted = threading.Event()
+        self._session: Session | None = None
         self._exit_code = 0
         self.elsewhere_bytes: int | None = None  # of the segment, on other NUMA nodes; None: not known
+
+    def _asked_to_end(self) -> None:
+        """The first time readers are waited for, the second time not."""
+        if self._stop.is_set() and self._session is not None:
+            self._session.hurry()
+        self._stop.set()
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
         self._loop = loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._asked_to_end)
         incarnation = secrets.randbits(63) | 1
         if self.config.numa_bind:
             bind_process(read_topology(), self.config.numa_node)
@@ -153,6 +160,7 @@ class Node:
             hello=self._hello,
             owner=self,
         )
+        self._session = session
         session.start()
         workers = self.segment.populate(on_failure=self._no_memory, on_done=self._populated)
         ticks = loop.create_task(self._tick())
@@ -160,7 +168,7 @@ class Node:
         await self._stop.wait()
         notify("STOPPING=1")
         log.info("store.stopping")
-        await asyncio.to_thread(session.stop, STOP_TIMEOUT_S)
+        await asyncio.to_thread(session.stop, self.config.stop_grace_ms / 1_000)
         ticks.cancel()
         for server in servers:
             server.close()

@@ -131,6 +131,18 @@ class Objects:
             return []
         return [(slot, *place) for slot in slots.tolist() for place in self._further.get(slot, ())]
 
+    def lying_on(
+        self, store: StoreId, *, slots_used: int
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint16]]:
+        """Offset, size and flags of every replica on a store. Walks everything: some ms for a million objects."""
+        slots = np.flatnonzero(self.index.location["store"][:slots_used] == store)
+        further = [(slot, at) for slot, places in self._further.items() for on, at in places if on == store]
+        every = np.concatenate([slots, np.array([slot for slot, _ in further], np.int64)])
+        offsets = np.concatenate(
+            [self.index.location["offset"][slots], np.array([at for _, at in further], np.uint64)]
+        )
+        return offsets, self.index.location["size"][every], self.index.location["flags"][every]
+
     def on_store(self, store: StoreId, start: int, count: int) -> tuple[Slots, int]:
         """
         Those of ``count`` slots from ``start`` on that may have a replica there, and where to go on.

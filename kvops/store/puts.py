@@ -21,7 +21,7 @@ class Put:
     tenant: int
     flags: int
     ttl_ms: int
-    started_ms: int
+    started_ms: int  # on the clock that stands still in the master's own pauses
     places: list[tuple[StoreId, int]]  # store and offset of each replica; store 0 once it is lost
     writers: tuple[int, ...] = ()  # connections that write it
 

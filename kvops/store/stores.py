@@ -45,6 +45,7 @@ class Store:
     unsent: list[tuple[Generation, int]] = field(default_factory=list)  # rows of the next FREE frame
     announcing: bool = False  # its slot table has not been read to the end
     announced: NDArray[np.bool_] | None = None  # by index slot, until what it does not hold has been swept
+    trusted: bool = False  # announcing, but we followed the leader that it was mounted at
     doomed: dict[Generation, int] = field(default_factory=dict)  # dropped before it was announced → lease end
     closed_until_ms: int = 0  # nothing is allocated there before
     objects: int = 0
@@ -191,6 +192,11 @@ class StoreTable:
                 self._matured, (release.not_before_ms, store.id, release.offset, release.footprint)
             )
         return True
+
+    def mature_at(self, when_ms: int, store: Store, offset: int, footprint: int) -> None:
+        """Memory that is taken and cleared, and free from then on."""
+        store.releasing_bytes += footprint
+        heapq.heappush(self._matured, (when_ms, store.id, offset, footprint))
 
     def mature(self, *, now_ms: int, count_max: int) -> None:
         """Free cleared memory whose leases have ended, ``count_max`` slots at most."""

@@ -568,8 +568,8 @@ class PutProtocol(RuleBasedStateMachine):
                 store = rig.core.stores.named(name)
                 assert store is not None
                 assert (hold.state, hold.left, store.objects) == (HoldState.DRAINED, 0, 0)
-        for target in rig.holds_now():
-            rig.undrain(target)
+        for hold in sorted(rig.holds_now().values(), key=lambda hold: not hold.host):
+            rig.undrain(hold.target)
         for _ in range(ORPHAN_MS // 1_000 + 6):
             rig.live(1_000)
             self.note_evictions()

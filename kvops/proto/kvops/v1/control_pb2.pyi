@@ -61,8 +61,22 @@ class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class StepDownRequest(_message.Message):
+    __slots__ = ("owner", "force")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    force: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, owner: _Optional[str] = ..., force: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StepDownReply(_message.Message):
+    __slots__ = ("term",)
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    def __init__(self, term: _Optional[int] = ...) -> None: ...
+
 class StatusReply(_message.Message):
-    __slots__ = ("group", "name", "host", "pid", "address", "role", "term", "uptime_s", "placement", "objects", "processing", "capacity_bytes", "used_bytes", "evicted_total", "lookups_total", "hits_total", "breaker_open", "stores", "clients", "holds")
+    __slots__ = ("group", "name", "host", "pid", "address", "role", "term", "uptime_s", "placement", "objects", "processing", "capacity_bytes", "used_bytes", "evicted_total", "lookups_total", "hits_total", "breaker_open", "stores", "clients", "holds", "sequence", "members", "promotable", "etcd_silent_ms")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +97,10 @@ class StatusReply(_message.Message):
     STORES_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
     HOLDS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    PROMOTABLE_FIELD_NUMBER: _ClassVar[int]
+    ETCD_SILENT_MS_FIELD_NUMBER: _ClassVar[int]
     group: str
     name: str
     host: str
@@ -103,7 +121,11 @@ class StatusReply(_message.Message):
     stores: _containers.RepeatedCompositeFieldContainer[StoreInfo]
     clients: _containers.RepeatedCompositeFieldContainer[ClientInfo]
     holds: _containers.RepeatedCompositeFieldContainer[Hold]
-    def __init__(self, group: _Optional[str] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., uptime_s: _Optional[float] = ..., placement: _Optional[_Union[PlacementPolicy, str]] = ..., objects: _Optional[int] = ..., processing: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., evicted_total: _Optional[int] = ..., lookups_total: _Optional[int] = ..., hits_total: _Optional[int] = ..., breaker_open: bool = ..., stores: _Optional[_Iterable[_Union[StoreInfo, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[ClientInfo, _Mapping]]] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ...) -> None: ...
+    sequence: int
+    members: _containers.RepeatedScalarFieldContainer[str]
+    promotable: bool
+    etcd_silent_ms: int
+    def __init__(self, group: _Optional[str] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., uptime_s: _Optional[float] = ..., placement: _Optional[_Union[PlacementPolicy, str]] = ..., objects: _Optional[int] = ..., processing: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., evicted_total: _Optional[int] = ..., lookups_total: _Optional[int] = ..., hits_total: _Optional[int] = ..., breaker_open: bool = ..., stores: _Optional[_Iterable[_Union[StoreInfo, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[ClientInfo, _Mapping]]] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., sequence: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., promotable: bool = ..., etcd_silent_ms: _Optional[int] = ...) -> None: ...
 
 class Hold(_message.Message):
     __slots__ = ("number", "target", "host", "kind", "state", "reason", "owner", "since", "migrate", "bandwidth_bps", "stores", "objects_at_call", "bytes_at_call", "leases_left_ms", "swept", "left", "objects", "migrated", "migrated_bytes", "unmoved")

@@ -64,6 +64,11 @@ class ControlStub(object):
                 request_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.OkToStopRequest.SerializeToString,
                 response_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.FromString,
                 _registered_method=True)
+        self.StepDown = channel.unary_unary(
+                '/kvops.v1.Control/StepDown',
+                request_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownRequest.SerializeToString,
+                response_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownReply.FromString,
+                _registered_method=True)
         self.Holds = channel.unary_unary(
                 '/kvops.v1.Control/Holds',
                 request_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldsRequest.SerializeToString,
@@ -117,6 +122,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StepDown(self, request, context):
+        """Let another master lead, which has everything that was acknowledged. Refused where none has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Holds(self, request, context):
         """Every hold, and how far each has come. Changes nothing.
         """
@@ -156,6 +168,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.OkToStop,
                     request_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.OkToStopRequest.FromString,
                     response_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.SerializeToString,
+            ),
+            'StepDown': grpc.unary_unary_rpc_method_handler(
+                    servicer.StepDown,
+                    request_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownRequest.FromString,
+                    response_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownReply.SerializeToString,
             ),
             'Holds': grpc.unary_unary_rpc_method_handler(
                     servicer.Holds,
@@ -325,6 +342,33 @@ class Control(object):
             '/kvops.v1.Control/OkToStop',
             kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.OkToStopRequest.SerializeToString,
             kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StepDown(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvops.v1.Control/StepDown',
+            kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownRequest.SerializeToString,
+            kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownReply.FromString,
             options,
             channel_credentials,
             insecure,
