@@ -12,14 +12,14 @@ import click
 import msgspec
 
 from kvops.cli import holds, options
-from kvops.cli.clients import leader, leader_status, look
+from kvops.cli.clients import leader, leader_status, look, look_until
 from kvops.cli.context import Target, resolve
 from kvops.cli.options import DURATION_MS, Settings
 from kvops.cli.output import Column, Output
-from kvops.cli.restart import wait_joined
 from kvops.cli.start import ready_timeout_s
-from kvops.errors import Refused, StartFailed
+from kvops.errors import Refused, StartFailed, Unreachable
 from kvops.files import load_yaml, write_yaml
+from kvops.fleet.health import Judgement, not_back
 from kvops.fleet.local import LocalGroup, Member, utc_now
 from kvops.fleet.rollout import (
     NodeProgress,
@@ -95,11 +95,12 @@ def restart(
     dry_run: bool,
 ) -> int:
     r"""
-    Restart a local group one node at a time: stores first, then masters.
+    Restart a local group one node at a time: stores first, then masters, who leads last.
 
-    Each store is drained, stopped and started; then the next waits until it has joined again and the hit ratio is
+    Each store is drained, stopped and started; the next one waits until it has joined again and the hit ratio is
     within 5 % of what it was (with --migrate and no traffic: the objects). A store's contents are lost unless
-    --migrate moves them first. An operator's hold stays as it is. --timeout bounds each wait for a node.
+    --migrate moves them first. An operator's hold stays as it is. A leader steps down before. Members of etcd are
+    restarted only when they are named. --timeout bounds each wait for a node.
 
     The first trouble ends it (exit code 1): the nodes behind it are untouched. The same command again goes on where
     it stopped, as after Ctrl-C.
@@ -115,7 +116,8 @@ def restart(
     target = resolve(settings)
     local = target.require_local()
     state = local.require()
-    chosen = [state.member(name) for name in split_list(members)] or state.members
+    chosen = [state.member(name) for name in split_list(members)]
+    chosen = chosen or [member for member in state.members if member.role in ("store", "master")]
     progress = _progress(
         local, state.started, chosen, named=bool(members), fresh=fresh, migrate=migrate, out=out
     )
@@ -208,13 +210,20 @@ def _show_steps(
 ) -> int:
     state = local.require()
     steps = []
-    for batch in batches(progress.unfinished, unavailable_max=max_unavailable):
+    try:
+        leads = leader_status(target, timeout_s=CALL_TIMEOUT_S).name
+    except Unreachable:
+        leads = ""
+    several = sum(member.role == "master" for member in state.members) > 1
+    for batch in batches(progress.unfinished, unavailable_max=max_unavailable, leader=leads):
         members = [state.member(node.name) for node in batch]
         stores = " ".join(member.name for member in members if member.role == "store")
         if stores:
             steps.append(
                 f"kvops drain {stores}{' --migrate' if progress.migrate else ''}, and wait for its end"
             )
+        if several and any(member.name == leads for member in members):
+            steps.append("kvops master step-down")
         steps += local.restart_steps(members)
         if stores:
             steps.append(f"kvops undrain {stores}")
@@ -300,6 +309,8 @@ class _Operations:
         }
         return Seen(
             serving=frozenset(row["name"] for row in judgement.stores if row["state"] in SERVING),
+            masters=frozenset(member.name for member in members if member.role == "master"),
+            leader=status.name,
             away={row["name"]: row["state"] for row in judgement.stores if row["state"] not in SERVING},
             held=frozenset(held),
             processes={
@@ -347,12 +358,32 @@ class _Operations:
             if ours:
                 client.undrain(ours, owner=holds.owner())
 
+    def step_down(self) -> None:
+        """As master step-down: refused when nobody could follow."""
+        with leader(resolve(self._settings), timeout_s=CALL_TIMEOUT_S) as (client, _):
+            client.step_down(owner=holds.owner())
+
     def wait_joined(self, names: Sequence[str]) -> Sequence[str]:
-        """As restart waits: a new master knows none of the stores."""
-        members = self._local.require()
-        only = None if any(members.member(name).role == "master" for name in names) else names
-        _, _, away = wait_joined(self._settings, only, timeout_s=self._timeout_s(names))
-        return away
+        """As restart waits; a master of several has to have everything that was acknowledged, too."""
+        members = self._local.require().members
+        masters = [member.name for member in members if member.role == "master"]
+        restarted = [name for name in names if name in masters]
+        behind = set(restarted if len(masters) > 1 else ())
+        only = None if restarted else names  # a new master knows none of the stores
+
+        def done(seen: Judgement) -> bool:
+            if not_back(seen, only):
+                return False
+            if behind:
+                try:
+                    status = leader_status(resolve(self._settings), timeout_s=CALL_TIMEOUT_S)
+                except Unreachable:
+                    return False
+                behind.difference_update(status.members)
+            return not behind
+
+        _, judgement = look_until(self._settings, done, timeout_s=self._timeout_s(names))
+        return sorted({*not_back(judgement, only), *behind})
 
     def _timeout_s(self, names: Sequence[str]) -> float:
         return ready_timeout_s(self._settings, len(names) * self._local.require().segment_size_bytes)

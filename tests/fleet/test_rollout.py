@@ -51,6 +51,8 @@ class World:
     ratio: float = 0.8
     cold_until_s: float = 0.0  # nobody hits anything before
     away_most: int = 0
+    masters: tuple[str, ...] = ("master-0",)
+    leader: str = "master-0"
     totals: list[int] = field(default_factory=lambda: [0, 0])
 
     def _call(self, *what: str) -> None:
@@ -80,6 +82,8 @@ class World:
         states = {name: "down" if name in self.down else "draining" for name in STORES if name not in serving}
         return Seen(
             serving=serving,
+            masters=frozenset(self.masters),
+            leader=self.leader,
             away=states,
             held=frozenset(self.operators),
             processes={name: str(life) for name, life in self.lives.items() if name not in self.down},
@@ -99,6 +103,12 @@ class World:
                 other = next(one for one in STORES if one not in names)
                 self.objects[other] += self.objects[name]
             self.objects[name] = 0
+        self._point()
+
+    def step_down(self) -> None:
+        """The next one leads."""
+        self._call("step_down", self.leader)
+        self.leader = next(name for name in self.masters if name != self.leader)
         self._point()
 
     def restart(self, names: Sequence[str]) -> None:
@@ -294,6 +304,23 @@ def test_hit_ratio(before: tuple[int, int], now: tuple[int, int], ratio: float |
     first, second = (Seen(serving=frozenset(), lookups=a, hits=b) for a, b in (before, now))
 
     assert hit_ratio(first, second) == ratio
+
+
+@pytest.mark.parametrize("leader", ["master-0", "master-1"])
+def test_who_leads_is_last_and_hands_over_first(leader: str) -> None:
+    """Standbys are restarted before; the leader steps down, so that nobody waits for an election."""
+    masters = ("master-0", "master-1", "master-2")
+    world = World(masters=masters, leader=leader, lives=dict.fromkeys((*masters, *STORES), 1))
+    state = RolloutState(nodes=[NodeProgress(name=name, role="master") for name in masters])
+
+    done = run(world, state)
+
+    assert done.unfinished == []
+    assert all(world.lives[name] == 2 for name in masters)
+    restarts = [call[1] for call in world.calls if call[0] == "restart"]
+    assert (len(restarts), restarts[-1]) == (3, leader)
+    assert world.calls.index(("step_down", leader)) < world.calls.index(("restart", leader))
+    assert [call for call in world.calls if call[0] == "step_down"] == [("step_down", leader)]
 
 
 def test_masters_are_never_two_at_once() -> None:
