@@ -32,6 +32,9 @@ from kvops.fleet.rollout import (
 
 REASON: Final = "kvops rollout restart"  # of our holds: they are told from an operator's by it
 CALL_TIMEOUT_S: Final = 5.0
+NODE_S: Final = (
+    4.0  # about, of one node: its leases end, it ends, starts and joins; small pages are freed meanwhile
+)
 SERVING: Final = ("ready", "announcing")
 COLUMNS: Final = (
     Column("name"),
@@ -125,7 +128,8 @@ def restart(
         return _show_steps(out, target, local, progress, max_unavailable=max_unavailable)
     pace = Pace(unavailable_max=max_unavailable, window_s=window_ms / 1_000, settle_s=settle_ms / 1_000)
     with local.lock(timeout_s=0.0, name="rollout.lock"):
-        _say_price(out, target, progress)
+        price = _price(target, progress)
+        _say_price(out, target, progress, price)
         operations = _Operations(settings, out, local, force=force)
         rollout = Rollout(
             progress,
@@ -140,7 +144,7 @@ def restart(
         done = msgspec.structs.replace(done, ended=utc_now())
         write_yaml(_file(local), done)
         after = operations.look()
-    return _receipt(out, target, done, after, took_s=time.monotonic() - began)
+    return _receipt(out, target, done, after, price, took_s=time.monotonic() - began)
 
 
 @command.command("status")
@@ -239,20 +243,41 @@ def _show_steps(
     return 0
 
 
-def _say_price(out: Output, target: Target, progress: RolloutState) -> None:
-    """What it will cost, before anything is done."""
-    if out.structured or out.settings.quiet:
-        return
+def _price(target: Target, progress: RolloutState) -> dict[str, Any]:
+    """What it will cost, before anything is done; of the hit ratio an estimate: all objects are equally hot."""
     status = leader_status(target, timeout_s=CALL_TIMEOUT_S)
     names = {node.name for node in progress.unfinished}
-    objects = sum(store.objects for store in status.stores if store.name in names and store.state in SERVING)
-    largest = max((store.capacity_bytes for store in status.stores if store.name in names), default=0)
-    share = largest / max(1, sum(store.capacity_bytes for store in status.stores if store.state in SERVING))
-    out.header(target.label, f"rolling restart of {holds.count_of(len(names), 'member')}")
+    serving = [store for store in status.stores if store.state in SERVING]
+    chosen = [store for store in serving if store.name in names]
+    objects = sum(store.objects for store in chosen)
+    ratio = status.hits_total / status.lookups_total if status.lookups_total else None
+    lost = max((store.objects for store in chosen), default=0) / max(1, status.objects)
+    after = ratio if progress.migrate or ratio is None else ratio * (1 - min(1.0, lost))
+    return {
+        "capacity_share": max((store.capacity_bytes for store in chosen), default=0)
+        / max(1, sum(store.capacity_bytes for store in serving)),
+        "objects": objects,
+        "hit_ratio": ratio,
+        "hit_ratio_after": after,
+        "seconds": NODE_S * len(names) + objects / holds.SWEPT_PER_S,
+    }
+
+
+def _say_price(out: Output, target: Target, progress: RolloutState, price: dict[str, Any]) -> None:
+    if out.structured or out.settings.quiet:
+        return
+    out.header(target.label, f"rolling restart of {holds.count_of(len(progress.unfinished), 'member')}")
     fate = (
         "move to other stores first, as far as they fit" if progress.migrate else "are lost, store by store"
     )
-    out.line(f"  costs   {share:.0%} of the pool at a time; {objects:,} objects {fate}")
+    ratio = "nobody has looked anything up yet"
+    if price["hit_ratio"] is not None:
+        ratio = f"hit ratio {price['hit_ratio']:.1%} → about {price['hit_ratio_after']:.1%} after each"
+    out.line(f"  holds   {price['objects']:,} objects; they {fate}")
+    out.line(
+        f"  costs   {price['capacity_share']:.0%} of the pool at a time; {ratio}; "
+        f"about {price['seconds']:.0f} s and what the hit ratio takes to come back"
+    )
 
 
 def _document(state: RolloutState) -> dict[str, Any]:
@@ -284,11 +309,21 @@ def _show(out: Output, target: Target, state: RolloutState, **more: Any) -> None
         out.line(f"next: {target.kvops} rollout restart")
 
 
-def _receipt(out: Output, target: Target, state: RolloutState, after: Seen, *, took_s: float) -> int:
-    _show(out, target, state, objects_after=after.objects, took_s=round(took_s, 3))
+def _receipt(
+    out: Output,
+    target: Target,
+    state: RolloutState,
+    after: Seen,
+    price: dict[str, Any],
+    *,
+    took_s: float,
+) -> int:
+    predicted = {name: None if value is None else round(value, 4) for name, value in price.items()}
+    _show(out, target, state, objects_after=after.objects, took_s=round(took_s, 3), predicted=predicted)
     if not out.structured:
         ratio = "no traffic to take a hit ratio of" if state.ratio_before is None else "the hit ratio is back"
-        out.line(f"objects {state.objects_before:,} → {after.objects:,}; {ratio}; {took_s:.1f} s")
+        took = f"{took_s:.1f} s, predicted {price['seconds']:.0f}"
+        out.line(f"objects {state.objects_before:,} → {after.objects:,}; {ratio}; {took}")
     return 0
 
 

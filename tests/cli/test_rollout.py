@@ -14,6 +14,7 @@ import kvops
 from kvops.fleet.local import LocalGroup
 from kvops.store.control import ControlClient
 from tests.cli.conftest import Started, environment, runner
+from tests.etcd import needs_etcd
 
 pytestmark = pytest.mark.process
 STORES = ("store-0", "store-1", "store-2")
@@ -170,3 +171,36 @@ def test_a_dry_run_changes_nothing(three: Started) -> None:
     assert "master-0" in lines[-1]
     assert pids(three) == before
     assert (progress.read_bytes() if progress.exists() else None) == kept
+
+
+@needs_etcd
+def test_who_leads_is_restarted_last(tmp_path: Path) -> None:
+    """Three masters and etcd: each is restarted while another leads, and in the end all three could lead."""
+    run = runner(environment(tmp_path))
+    group = Started(run, tmp_path, environment(tmp_path))
+    try:
+        assert (
+            run(
+                "start", "--masters", "3", "--etcd", "auto", "--stores", "1", "--segment-size", "16MiB"
+            ).returncode
+            == 0
+        )
+        before = pids(group)
+        masters: list[dict[str, Any]] = json.loads(run("status", "-o", "json").stdout)["masters"]
+        (leader,) = [master["name"] for master in masters if master["role"] == "leader"]
+
+        done = run("rollout", "restart", "master-0", "master-1", "master-2", *QUICKLY)
+
+        assert done.returncode == 0, done.stderr
+        ready = [line.split()[0] for line in done.stderr.splitlines() if " ready in " in line]
+        assert (sorted(ready), ready[-1]) == (["master-0", "master-1", "master-2"], leader)
+        assert f"{leader}   leads: another master takes over first" in done.stderr
+        after = pids(group)
+        assert {name for name in before if after[name] != before[name]} == {
+            "master-0",
+            "master-1",
+            "master-2",
+        }
+        assert run("status", "--wait", "healthy").returncode == 0
+    finally:
+        assert run("stop", "--now").returncode == 0

@@ -48,6 +48,25 @@ def test_huge_pages_that_are_not_there(run: Run, tmp_path: Path) -> None:
     assert left_behind(tmp_path) == []
 
 
+def test_a_store_in_the_foreground_refuses_without_huge_pages(run: Run, tmp_path: Path) -> None:
+    """As a unit would run it: exit code 5, how many are missing and what reserves them, no socket left."""
+    config = tmp_path / "store.yaml"
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("ab" * 32)
+    config.write_text(
+        f"group: g\nmasters: ['127.0.0.1:1']\nsecret_file: {secret}\nstate_dir: {tmp_path}\n"
+        f"unix_path: {tmp_path}/s.sock\nsegment_size_bytes: {4096 << 30}\nhuge_page_bytes: {1 << 30}\n"
+    )
+
+    done = run("serve", "store", "--config", str(config))
+
+    assert done.returncode == 5, done.stderr
+    assert "needs 4096 huge pages of 1024 MiB" in done.stderr
+    assert "hugepagesz=1G" in done.stderr
+    assert not (tmp_path / "s.sock").exists()
+
+
 def test_a_segment_is_whole_huge_pages(run: Run) -> None:
     """A size that no number of such pages makes is a usage error."""
     done = run("start", "--segment-size", "3MiB", "--hugepages", "2MiB")
@@ -104,7 +123,8 @@ def small_cgroup() -> Iterator[Path]:
             continue
         try:
             (folder / limit).write_text(str(300 * MIB))
-        except OSError:
+            subprocess.run(["sh", "-c", f"echo $$ > {folder}/cgroup.procs"], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
             folder.rmdir()
             continue
         yield folder
