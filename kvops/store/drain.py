@@ -47,7 +47,7 @@ from kvops.store.objects import Objects
 from kvops.store.puts import Put, PutTable
 from kvops.store.stores import SERVING, Store, StoreTable
 
-SWEEP_OBJECTS: Final = 64  # a slice; each is dropped by itself, about 3 µs
+SWEEP_OBJECTS: Final = 128  # a slice; each is dropped by itself, about 3 µs
 SWEEP_SLOTS: Final = 4_096  # … looked at
 COUNT_SLOTS: Final = 16_384
 REVOKE_PUTS: Final = 64
@@ -103,7 +103,8 @@ class Sweeper:
         objects: The index and what stands beside it.
         stores: The store table.
         puts: Puts under way.
-        drop: Takes objects out of the index and has their memory cleared.
+        drop: Takes objects that lie on one store alone out of the index, and has their memory cleared: store,
+            slots, now_ms.
         unindex: Takes objects out of the index whose memory is gone.
         release: Has one replica's memory cleared: store, slot, now_ms.
         revoke: Takes one store's replica from a put: put, store, now_ms.
@@ -117,7 +118,7 @@ class Sweeper:
         stores: StoreTable,
         puts: PutTable,
         *,
-        drop: Callable[[Slots, int], None],
+        drop: Callable[[Store, Slots, int], None],
         unindex: Callable[[Slots], object],
         release: Callable[[Store, int, int], None],
         revoke: Callable[[Put, Store, int], None],
@@ -227,7 +228,7 @@ class Sweeper:
         dead = slots[last & (slots != 0)]
         if len(dead):
             if sweep.gives_back:
-                self._drop(dead, now_ms)
+                self._drop(store, dead, now_ms)
             else:
                 self._unindex(dead)  # no memory comes back: it is lost, or given anew
             self.swept_total += len(dead)

@@ -69,7 +69,7 @@ from kvops.store.model import (
     chunks_of,
 )
 from kvops.store.objects import Objects, Place
-from kvops.store.placement import Candidate, Placement, Writer, choose
+from kvops.store.placement import RAMP_MS, Candidate, Placement, Ramp, Writer, choose
 from kvops.store.puts import Put, PutTable
 from kvops.store.stores import SERVING, Store, StoreTable
 from kvops.transfer.layout import footprint_bytes
@@ -158,6 +158,7 @@ class MasterSettings:
     eviction_high_watermark: float = 0.95
     eviction_low_watermark: float = 0.93
     objects_max: int = 16_000_000
+    ramp_ms: int = RAMP_MS
     seed: int = 0
 
 
@@ -179,6 +180,7 @@ class MasterCore:
         self._leases = LeaseTable(self.index.touched_ms)
         self._evictor = Evictor(self.index, seed=settings.seed)
         self._placement = Placement(settings.placement, seed=settings.seed)
+        self._ramp = Ramp(ramp_ms=settings.ramp_ms)
         self._candidates: tuple[int, list[Candidate]] = (0, [])
         self._sequence = 0
         self._conns: dict[int, _Conn] = {}
@@ -191,7 +193,7 @@ class MasterCore:
             self.objects,
             self.stores,
             self.puts,
-            drop=lambda slots, now: self._drop(slots, now_ms=now),
+            drop=self._drop_from,
             unindex=self._unindex,
             release=self._release_replica,
             revoke=self._take_place,
@@ -382,7 +384,9 @@ class MasterCore:
                 if random:
                     order = self._placement.order(writer, self._ready(), epoch=self.stores.epoch)
                 size, depth = sizes[row], depths[row]
-                made = self._start(digest, size, order, replicas, flags, tenant, depth, ttl_ms, now_ms=now_ms)
+                made = self._start(
+                    digest, size, writer, order, replicas, flags, tenant, depth, ttl_ms, now_ms=now_ms
+                )
                 if not isinstance(made, Put):
                     status[row] = made
                     continue
@@ -403,6 +407,7 @@ class MasterCore:
         self,
         digest: bytes,
         size: int,
+        writer: Writer,
         order: Sequence[Candidate],
         replicas: int,
         flags: int,
@@ -416,7 +421,16 @@ class MasterCore:
         if not 0 < size <= OBJECT_BYTES_MAX or len(self.puts) >= PROCESSING_MAX:
             return PutStatus.REFUSED
         footprint = footprint_bytes(size, chunk_of(flags))
-        places = choose(order, self.stores.allocators, footprint=footprint, replicas=replicas)
+        ramp = self._ramp
+        places = choose(
+            order,
+            self.stores.allocators,
+            footprint=footprint,
+            replicas=replicas,
+            admits=(
+                (lambda store: ramp.admits(store, writer, store_count=len(order))) if ramp.active else None
+            ),
+        )
         if places is None:
             self._press(footprint, replicas)
             self.counters.no_space += 1
@@ -424,6 +438,8 @@ class MasterCore:
         if replicas > 1:
             flags |= ObjectFlag.REPLICATED
         generation = self._next_generation()
+        if ramp.active:
+            ramp.note(store_id for store_id, _ in places)
         started_ms = self._awake_ms(now_ms)
         put = Put(digest, generation, size, footprint, depth, tenant, flags, ttl_ms, started_ms, places)
         self.puts.add(put)
@@ -646,6 +662,20 @@ class MasterCore:
                     continue
                 store.objects -= 1
                 self._release(place, generation, footprint, not_before_ms=end)
+
+    def _drop_from(self, store: Store, slots: Slots, now_ms: int) -> None:
+        """``_drop``, for objects that lie on one store alone and that nobody can hold a lease on."""
+        locations = self.index.location[slots]
+        footprints = footprint_bytes(locations["size"].astype(np.int64), chunks_of(locations["flags"]))
+        self._unindex(slots)
+        store.objects -= len(slots)
+        self.stores.release_many(
+            store,
+            locations["generation"].tolist(),
+            offsets=locations["offset"].tolist(),
+            footprints=footprints.tolist(),
+            not_before_ms=now_ms,
+        )
 
     def _unindex(self, slots: Slots) -> list[list[Place]]:
         """Forget objects; where each of them lay."""
@@ -1017,6 +1047,7 @@ class MasterCore:
         """Allocate on a store as soon as nobody can hold its free memory by a lease of an earlier master."""
         if _state_when_heard(store, now_ms) is StoreState.READY:
             self.stores.set_state(store, StoreState.READY)
+            self._ramp_up(store, now_ms=now_ms)
             self._event(now_ms, "store.ready", store.mount.name, id=store.id, objects=store.objects)
 
     def _beat(self, peer: _Conn, beat: m.Beat, *, now_ms: int) -> bytes:
@@ -1051,6 +1082,7 @@ class MasterCore:
         self.stores.set_state(store, StoreState.GONE)
         self._event(now_ms, "store.lost", store.mount.name, id=store.id, reason=reason, objects=store.objects)
         self.journal.append(JournalEntry(JournalKind.STORE, store=store.info()))
+        self._ramp.leave(store.id)
         for generation in [*store.releasing, *store.doomed]:
             self._remove_confirmed(store.id, generation)
         store.releasing.clear()
@@ -1081,7 +1113,16 @@ class MasterCore:
         away = store.conn == 0 or now_ms - store.seen_ms >= STORE_SILENT_MS or now_ms < store.suspect_until_ms
         if away and state is not StoreState.DRAINING:
             state = StoreState.SUSPECTED
+        was = store.state
         self.stores.set_state(store, state)
+        if was is StoreState.DRAINING and state is StoreState.READY:
+            self._ramp_up(store, now_ms=now_ms)
+
+    def _ramp_up(self, store: Store, *, now_ms: int) -> None:
+        """Hold back an empty store that joins a pool in use; where all is new, there is nothing to protect."""
+        others = (other for other in self.stores if other is not store and other.takes_objects)
+        if not store.objects and any(other.objects for other in others):
+            self._ramp.join(store.id, now_ms=now_ms)
 
     def _leases_end_ms(self, now_ms: int) -> int:
         """When the last lease ends that may have been given until now; in a pool that nobody reads, at once."""
@@ -1139,6 +1180,7 @@ class MasterCore:
             self._paused_ms += pause
             self._event(now_ms, "master.paused", self.settings.group, pause_ms=pause)
         awake_ms = self._awake_ms(now_ms)
+        self._ramp.expire(now_ms=now_ms)
         leases = self.index.hits_total + self._touches
         if leases != self._leases_seen:
             self._leases_seen, self._leased_ms = leases, now_ms

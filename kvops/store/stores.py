@@ -180,6 +180,23 @@ class StoreTable:
         store.unsent.append((generation, offset))
         self.unsent = True
 
+    def release_many(
+        self,
+        store: Store,
+        generations: list[Generation],
+        *,
+        offsets: list[int],
+        footprints: list[int],
+        not_before_ms: int,
+    ) -> None:
+        """``release``, for many slots of one store."""
+        releasing = store.releasing
+        for generation, offset, footprint in zip(generations, offsets, footprints, strict=True):
+            releasing[generation] = Release(offset, footprint, not_before_ms)
+        store.releasing_bytes += sum(footprints)
+        store.unsent += zip(generations, offsets, strict=True)
+        self.unsent = True
+
     def cleared(self, store: Store, generation: Generation, *, now_ms: int) -> bool:
         """A node has cleared a slot; whether that was awaited."""
         release = store.releasing.pop(generation, None)

@@ -397,6 +397,55 @@ def test_ok_to_stop(rig: Rig) -> None:
     assert answer("store-0") == {"last-store": False, "others-ready": False}
 
 
+# How stores begin.
+
+
+def test_an_empty_store_that_joins_a_full_pool_is_held_back() -> None:
+    """It takes at most 2/N of others' new objects in its first minute though nobody else has room, its host's all."""
+    rig = Rig()
+    for _ in range(4):
+        rig.node()
+    rig.live(LEASE_TTL_MS)
+    size = 60_000
+    for node in list(rig.nodes):
+        for number in range(17):
+            ((_, places),) = rig.put_start(writer(rig, node), [(f"{node.name}/{number}", size)])
+            for place in places:
+                rig.node_of(place[3]).write(f"{node.name}/{number}", place, b"x" * size)
+                rig.put_end(1, f"{node.name}/{number}", place[0])
+    new = rig.node("store-new", host="host-new")
+
+    def put(conn: int, key: str) -> Node:
+        """Put a key, again and again while there is no room."""
+        for _ in range(100):
+            ((status, places),) = rig.put_start(conn, [(key, size)])
+            if status is PutStatus.GRANTED:
+                node = rig.node_of(places[0][3])
+                node.write(key, places[0], b"x" * size)
+                rig.put_end(conn, key, places[0][0])
+                return node
+            rig.live(100)
+        raise AssertionError(f"no room for {key}")
+
+    strangers = [rig.client(f"host-{letter}") for letter in "pqrst"]
+    took = [put(strangers[number % 5], f"new/{number}") is new for number in range(25)]
+    own = [put(rig.client("host-new"), f"own/{number}") is new for number in range(3)]
+
+    assert 1 <= sum(took) <= 2 * len(took) / 5 + 1
+    assert own == [True] * 3
+
+
+def test_stores_of_a_fresh_pool_are_not_held_back(rig: Rig) -> None:
+    """Where no other store holds anything there is nothing to protect."""
+    new = rig.node("store-new", host="host-new")
+    for number, host in enumerate(("host-a", "host-b", "host-c", "host-d", "host-e", "host-f")):
+        rig.put(rig.client(host), f"k{number}", b"x")
+    rig.put(rig.client("host-new"), "own", b"x")
+
+    assert not rig.core._ramp.active
+    assert new.core.objects > 0
+
+
 # What is remembered.
 
 
