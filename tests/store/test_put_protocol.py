@@ -195,10 +195,18 @@ class PutProtocol(RuleBasedStateMachine):
         places = [place for place in self.rig.lookup(key) if self.node_of(place) is source]
         if not places:
             return
-        generation, offset, size, _, flags = places[0]
-        conn = self.rig.client(source.host, source.name)
-        status, targets = self.rig.move_start(conn, key, size)
+        core, conn = self.rig.core, self.rig.client(source.host, source.name)
+        try:
+            yield from self.copy(source, places[0], conn, key)
+        finally:
+            if self.rig.core is core:
+                self.rig.leave(conn)
+
+    def copy(self, source: Node, place: Location, conn: int, key: str) -> Iterator[None]:
+        """The same, while its connection lasts."""
         core = self.rig.core
+        generation, offset, size, _, flags = place
+        status, targets = self.rig.move_start(conn, key, size)
         yield
         if status is not PutStatus.GRANTED:
             return
