@@ -305,7 +305,7 @@ class Rollout:
         """Wait until the group does as well as before."""
         if self._pace.window_s <= 0 or self._pace.settle_s <= 0:
             return
-        deadline = self._clock() + self._pace.settle_s
+        deadline = self._clock() + self._pace.window_s + self._pace.settle_s
         tell_at = 0.0
         looks: deque[tuple[float, Seen]] = deque()
         while True:
