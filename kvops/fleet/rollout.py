@@ -86,7 +86,7 @@ class Seen:
 
     serving: frozenset[str]  # stores
     masters: frozenset[str] = frozenset()
-    leader: str = ""
+    leader: str = ""  # "" when none is seen
     away: Mapping[str, str] = field(default_factory=dict)  # stores that do not serve, and their state
     held: frozenset[str] = frozenset()  # stores under a hold that is not this rollout's
     processes: Mapping[str, str] = field(default_factory=dict)  # of the members that run
@@ -277,6 +277,11 @@ class Rollout:
 
     def _replace(self, names: Sequence[str], stores: Sequence[str], seen: Seen) -> None:
         """Drain, stop and start them."""
+        if stores and not seen.leader:
+            raise Refused(
+                f"no master leads: {', '.join(stores)} cannot be drained",
+                fix="see kvops status, mend a master first",
+            )
         refused = why_not([n for n in names if n in stores], seen, unavailable_max=self._pace.unavailable_max)
         if refused is not None:
             raise refused
