@@ -283,13 +283,17 @@ def _say_price(out: Output, target: Target, progress: RolloutState, price: dict[
     if out.structured or out.settings.quiet:
         return
     out.header(target.label, f"rolling restart of {holds.count_of(len(progress.unfinished), 'member')}")
+    if price["capacity_share"] is None:
+        out.line("  costs   not known: no master leads")
+        return
     fate = (
         "move to other stores first, as far as they fit" if progress.migrate else "are lost, store by store"
     )
     ratio = "nobody has looked anything up yet"
     if price["hit_ratio"] is not None:
         ratio = f"hit ratio {price['hit_ratio']:.1%} → about {price['hit_ratio_after']:.1%} after each"
-    out.line(f"  holds   {price['objects']:,} objects; they {fate}")
+    if price["objects"]:
+        out.line(f"  holds   {price['objects']:,} objects; they {fate}")
     out.line(
         f"  costs   {price['capacity_share']:.0%} of the pool at a time; {ratio}; "
         f"about {price['seconds']:.0f} s and what the hit ratio takes to come back"
