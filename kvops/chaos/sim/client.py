@@ -382,8 +382,8 @@ class ClientProcess(Process):
                 self.group_open = True
                 self.care()
                 return _all(keys, Reason.BREAKER_OPEN)
-            oracle.located(self, keys, located, sent, since)
             yield from self._know_stores(task, located.epoch, {row[3] for row in located.rows}, deadline)
+            oracle.located(self, keys, located, sent)
         except Trouble as trouble:
             return _all(keys, trouble.reason)
         lease_end = sent + located.lease_ms * 1_000 - MARGIN_US
@@ -404,7 +404,7 @@ class ClientProcess(Process):
             plan.settle()
         for index, outcome in enumerate(plan.outcomes):
             if outcome.reason is Reason.HIT:
-                oracle.hit(self, keys[index], located.rows[index], buffers[index])
+                oracle.hit(self, keys[index], located.rows[index], buffers[index], since)
         return plan.outcomes
 
     def _route(self, store_id: int) -> StoreInfo | Reason:

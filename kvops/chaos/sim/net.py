@@ -205,6 +205,9 @@ class Network:
         if process is None:
             if not end.open:
                 return
+            if kind == CLOSE:  # given up before it was known here
+                end.open = False
+                return
             assert isinstance(payload, bytes)
             process = self._accept(end, payload.decode())
             if process is None:

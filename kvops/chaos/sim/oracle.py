@@ -34,7 +34,7 @@ from kvops.store.client_core import Located
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests
 from kvops.store.master_core import JournalEntry
-from kvops.store.model import Outcome, Reason, StoreInfo, StoreState
+from kvops.store.model import Outcome, Reason, StoreInfo, StoreState, chunk_of
 from kvops.store.node_core import Write
 from kvops.transfer import messages as tm
 from kvops.transfer.layout import MAGIC, ObjectHeader, footprint_bytes
@@ -93,13 +93,15 @@ class Oracle:
         self.evicted = 0
         self._terms: dict[int, MasterProcess] = {}  # who answered in it
         self._term_max = 0
-        self._grants: dict[int, Grant] = {}
+        self._grants: dict[tuple[int, str], Grant] = {}  # by generation and key
+        self._owners: dict[int, Grant] = {}  # by generation
         self._acknowledged: dict[str, Acknowledged] = {}
         self._completed: dict[str, list[int]] = {}  # by key: generations that were readable at some time
-        self._gone: set[int] = set()  # evicted, expired
+        self._gone: set[tuple[int, str]] = set()  # evicted, expired
         self._removed: dict[str, int] = {}  # by key: the newest generation that a remove has met
         self._dead: dict[str, tuple[int, int]] = {}  # … of one that has returned, and when
-        self._survivors: set[int] = set()  # removed, but a node that was away holds it still
+        self._survivors: dict[tuple[int, str], int] = {}  # removed, but held by a node that was away → life
+        self._lives = 0  # of masters
         self._leases: dict[int, list[Lease]] = {}  # by incarnation
         self._keys: dict[bytes, str] = {}
 
@@ -113,6 +115,7 @@ class Oracle:
 
     def master_started(self, master: MasterProcess) -> None:
         """A master begins a term."""
+        self._lives += 1
         self.world.say(master.name, f"started, term {master.core.term}")
 
     def master_answers(self, master: MasterProcess, kind: int, term: int) -> None:
@@ -132,6 +135,8 @@ class Oracle:
         """A master's state directory is gone: its next life begins with the first term, until a store outdoes it."""
         self._terms.clear()
         self._term_max = 0
+        # Until a store that has seen them mounts, generations are given again: other keys, on other stores.
+        self._owners.clear()
 
     def master_removes(self, master: MasterProcess, digests: bytes) -> None:
         """It is about to carry out a remove."""
@@ -165,29 +170,35 @@ class Oracle:
             rows = gone.pop()
             assert len(rows) == evicted
             self.evicted += evicted
-            for generation in rows["generation"].tolist():
-                self._gone.add(generation)
-                self._check_evicted(master, generation)
+            for key, generation in self._named(rows):
+                self._gone.add((generation, key))
+                self._check_evicted(master, key, generation)
         for rows in gone:
-            for generation in rows["generation"].tolist():
-                grant = self._grants.get(generation)
+            for key, generation in self._named(rows):
+                grant = self._grants.get((generation, key))
                 if grant is not None and not grant.ttl_ms:
-                    raise Violation("nothing lost", f"{grant.key} ({generation:#x}) expired without a TTL")
-                self._gone.add(generation)
+                    raise Violation("nothing lost", f"{key} ({generation:#x}) expired without a TTL")
+                self._gone.add((generation, key))
 
-    def _check_evicted(self, master: MasterProcess, generation: int) -> None:
-        grant = self._grants.get(generation)
-        for incarnation in grant.homes if grant is not None else ():
+    def _named(self, rows: NDArray[np.void]) -> list[tuple[str, int]]:
+        """Key and generation of GONE rows."""
+        digests = np.ascontiguousarray(rows["digest"])
+        return [
+            (self._keys[digest.tobytes()], generation)
+            for digest, generation in zip(digests, rows["generation"].tolist(), strict=True)
+        ]
+
+    def _check_evicted(self, master: MasterProcess, key: str, generation: int) -> None:
+        grant = self._grants.get((generation, key))
+        for incarnation, home in grant.homes.items() if grant is not None else ():
             for lease in self._leases.get(incarnation, ()):
                 if (
                     lease.generation == generation
+                    and (lease.start, lease.end) == (home[0], home[0] + home[1])
                     and lease.master == master.incarnation
                     and lease.until_us > self.world.scheduler.now_us
                 ):
-                    assert grant is not None
-                    raise Violation(
-                        "leases", f"{grant.key} ({generation:#x}) was evicted while a reader held it"
-                    )
+                    raise Violation("leases", f"{key} ({generation:#x}) was evicted while a reader held it")
 
     # Stores.
 
@@ -237,9 +248,10 @@ class Oracle:
         for piece in pieces:
             key = piece.key.decode()
             token = _token(key, 0 if op.part else op.id + 1)
-            grant = self._grants.get(piece.generation)
+            grant = self._owners.get(piece.generation)
             if grant is None:
-                grant = self._grants[piece.generation] = Grant(key, token, piece.size, op.ttl_ms)
+                grant = Grant(key, token, piece.size, op.ttl_ms)
+                self._owners[piece.generation] = self._grants[piece.generation, key] = grant
             elif grant.key != key or grant.token != token:
                 raise Violation(
                     "generations", f"{piece.generation:#x} was granted for {grant.key} and for {key}, {op}"
@@ -252,7 +264,7 @@ class Oracle:
     ) -> None:
         """A client was told that an object is readable."""
         generation = pieces[0].generation
-        grant = self._grants[generation]
+        grant = self._grants[generation, key]
         before = self._acknowledged.get(key)
         if grant.ttl_ms or (before is not None and before.generation > generation):
             return
@@ -260,25 +272,23 @@ class Oracle:
         self._acknowledged[key] = Acknowledged(generation, homes)
 
     def located(
-        self, client: ClientProcess, keys: Sequence[str], found: Located, sent_us: int, since_us: int
+        self, client: ClientProcess, keys: Sequence[str], found: Located, sent_us: int
     ) -> None:
         """A client was told where its keys lie, and may hold their memory."""
         until_us = int((sent_us + (found.lease_ms - LEASE_MARGIN_MS) * 1_000) / client.host.rate)
-        for key, (generation, _, _, store, _) in zip(keys, found.rows, strict=True):
+        for index, (key, row) in enumerate(zip(keys, found.rows, strict=True)):
+            generation, first, size, store, flags = row
             if not store:
                 continue
-            dead, when_us = self._dead.get(key, (0, 0))
-            if generation <= dead and since_us > when_us and generation not in self._survivors:
-                raise Violation(
-                    "no resurrection", f"{client.name} finds {key} ({generation:#x}), which was removed"
-                )
-            grant = self._grants.get(generation)
-            if grant is None:
+            if (generation, key) not in self._grants:
                 raise Violation("generations", f"{client.name} finds {key} ({generation:#x}), never granted")
-            for incarnation, (offset, footprint) in grant.homes.items():
-                self._leases.setdefault(incarnation, []).append(
-                    Lease(generation, offset, offset + footprint, until_us, client.master_incarnation)
-                )
+            footprint = footprint_bytes(size, chunk_of(flags))
+            for store_id, offset in ((store, first), *found.further.get(index, ())):
+                channel = client.stores.get(store_id)
+                if channel is not None:
+                    self._leases.setdefault(channel.info.incarnation, []).append(
+                        Lease(generation, offset, offset + footprint, until_us, client.master_incarnation)
+                    )
 
     def hit(
         self,
@@ -286,10 +296,17 @@ class Oracle:
         key: str,
         location: tuple[int, int, int, int, int],
         buffer: memoryview,
+        since_us: int,
     ) -> None:
-        """A client believes that it has read an object."""
+        """A client believes that it has read an object; ``since_us`` is when it asked where it is."""
         generation = location[0]
-        grant = self._grants[generation]
+        dead, when_us = self._dead.get(key, (0, 0))
+        forgotten = self._survivors.get((generation, key), self._lives) < self._lives
+        if generation <= dead and since_us > when_us and not forgotten:
+            raise Violation(
+                "no resurrection", f"{client.name} reads {key} ({generation:#x}), which was removed"
+            )
+        grant = self._grants[generation, key]
         if grant.key != key or buffer != _fill(grant.token, grant.size):
             number, writer = bytes(buffer[:8]), int.from_bytes(buffer[8:16], "little")
             raise Violation(
@@ -303,8 +320,8 @@ class Oracle:
         newest = self._removed.get(key, 0)
         self._dead[key] = (newest, self.world.scheduler.now_us)
         for generation in self._completed.get(key, ()):
-            if generation <= newest and self.holders(generation):
-                self._survivors.add(generation)
+            if generation <= newest and self.holders(generation, key):
+                self._survivors[generation, key] = self._lives  # a master that starts anew does not know
 
     def call_ended(self, client: ClientProcess, op: Op, outcomes: Sequence[Outcome], began_us: int) -> None:
         """A call has returned."""
@@ -315,9 +332,9 @@ class Oracle:
             took = (self.world.scheduler.now_us - began_us) // 1_000
             self.world.say(client.name, f"{op}: {' '.join(one.reason for one in outcomes)} after {took} ms")
 
-    def holders(self, generation: int) -> list[StoreProcess]:
+    def holders(self, generation: int, key: str) -> list[StoreProcess]:
         """The living nodes that hold an object of that generation, reachable or not."""
-        grant = self._grants.get(generation)
+        grant = self._grants.get((generation, key))
         if grant is None:
             return []
         found = []
@@ -389,10 +406,10 @@ class Oracle:
         if generation >= stored.generation or self._removed.get(key, 0) >= stored.generation:
             return
         newer = [one for one in self._completed.get(key, ()) if one >= stored.generation]
-        if any(one in self._gone for one in newer):
+        if any((one, key) in self._gone or self._grants[one, key].ttl_ms for one in newer):
             return
         newest = max(newer, default=stored.generation)
-        homes = stored.homes if newest == stored.generation else tuple(self._grants[newest].homes)
+        homes = stored.homes if newest == stored.generation else tuple(self._grants[newest, key].homes)
         if not any(home in alive for home in homes):
             return  # its memory is lost
         found_text = f"the master names {generation:#x}" if generation else "the master does not know it"
@@ -416,7 +433,7 @@ class Oracle:
         entry = master.core.stores.get(store_id)
         assert entry is not None
         store = stores[entry.mount.incarnation]
-        grant = self._grants[generation]
+        grant = self._grants[generation, key]
         ((head, payload),) = store.core.read(np.array([(generation, offset, 0, size)], tm.READ_ROW).tobytes())
         if payload is None:
             status = NodeStatus(tm.READ_REPLY.unpack_from(head)[0])

@@ -48,6 +48,9 @@ class Config:
     faults_per_s: float = 1.0
     faults: tuple[str, ...] = tuple(FAULTS)  # that may be drawn
     workers: int = 2  # threads of one client
+    crowding: float = 1.3  # bytes of all keys, in capacities
+    stalls: float = 0.06  # of all calls: the engine stands still in the middle
+    removes: float = 0.12  # … are removes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +153,7 @@ def draw(seed: int, config: Config) -> Plan:
 def _draw_ops(rng: Random, config: Config) -> list[Op]:
     # More than fits, so that memory is reused all the time; a few keys are far more popular than the rest.
     capacity = config.stores * SEGMENT_BYTES
-    keys = [f"k{number}" for number in range(max(8, int(1.3 * capacity / 1_000)))]
+    keys = [f"k{number}" for number in range(max(4, int(config.crowding * capacity / 1_000)))]
     shared = [f"p{number}" for number in range(2)]
     sizes = {key: rng.choice(SIZES) for key in keys}
     duration_us = config.duration_ms * 1_000
@@ -200,7 +203,10 @@ def _draw_op(
             )
             for start, length in ranges[: rng.choice((2, 3, 3, 3, 4))]
         ]
-    kind = "get" if roll < 0.35 else "fetch" if roll < 0.60 else "put" if roll < 0.88 else "remove"
+    if rng.random() < config.removes:
+        kind = "remove"
+    else:
+        kind = "get" if roll < 0.4 else "fetch" if roll < 0.7 else "put"
     if kind == "get" and rng.random() < 0.1:
         kind = "exists"
     count = 1 if kind == "remove" else rng.choice((1, 1, 1, 2, 4))
@@ -208,9 +214,9 @@ def _draw_op(
     if kind in ("get", "remove") and rng.random() < 0.1:
         chosen = [rng.choice(shared)]
     stall_ms, deadline_ms = 0, rng.choice((50, 200, 200, 200, 1_000))
-    if rng.random() < 0.06:
-        stall_ms = rng.choice((20, 300, LEASE_TTL_MS, LEASE_TTL_MS + 400))
-        deadline_ms = rng.choice((500, 3_000, 3_000))
+    if rng.random() < config.stalls:
+        stall_ms = rng.choice((20, 300, LEASE_TTL_MS, LEASE_TTL_MS + 400, 2_500))
+        deadline_ms = rng.choice((500, 3_000, 5_000))
     return [
         Op(
             id=0,

@@ -83,7 +83,7 @@ class World:
         keys = dict.fromkeys(key for op in plan.ops for key in op.keys)
         self._probe_keys = {name: [f"q{number}-{turn}" for turn in range(8)] for number, name in enumerate(client_names(config))}
         self.oracle.know([*keys, *(key for some in self._probe_keys.values() for key in some)])
-        names = [*master_names(config), *store_names(config), *client_names(config)]
+        self._names = names = [*master_names(config), *store_names(config), *client_names(config)]
         for name in dict.fromkeys(host_of(name, config) for name in names):
             rate = 1 + rng.uniform(-RATE_ERROR_MAX, RATE_ERROR_MAX)
             host = Host(name, len(self._hosts), rate=rate, boot_ms=rng.randrange(1_000, BOOT_MS_MAX))
@@ -253,15 +253,15 @@ class World:
         if not host.up:
             return None
         host.up = False
-        there = [one for one in self._processes.values() if one.host is host]
-        for process in there:
-            if process.alive:
+        for process in list(self._processes.values()):
+            if process.host is host and process.alive:
                 process.power_off()
 
         def power_on() -> None:
             host.up = True
-            for process in there:
-                self._spawn(process.name)
+            for name in self._names:
+                if host_of(name, self.plan.config) == host.name:
+                    self._spawn(name)
 
         return power_on
 
@@ -316,9 +316,8 @@ class World:
                 self.net.cut_route(self._route(other, lost))
             self.say("fault", f"{lost} is cut off for good")
         self.scheduler.run(max(self.scheduler.now_us, last_us) + SETTLE_STEP_US)
-        for name in list(self._processes):
-            if not self._processes[name].alive:
-                self._spawn(name)
+        for name in self._names:
+            self._spawn(name)
         config = self.plan.config
         core = {name for name in store_names(config) if host_of(name, config) in core_hosts}
         limit_us = self.scheduler.now_us + SETTLE_US
@@ -331,6 +330,8 @@ class World:
         self._serve(core_hosts)
 
     def _unsettled(self, core: set[str]) -> str:
+        if not self.masters():
+            return "no master has started"
         return self.oracle.unsettled(self.masters()[0], core)
 
     def _serve(self, core_hosts: set[str]) -> None:
