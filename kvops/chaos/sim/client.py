@@ -458,7 +458,11 @@ class ClientProcess(Process):
             mapping.end.close()
 
     def _copy(self, task: Task, mapping: SimMapping, slices: list[ReadSlice], window: Window, op: Op) -> Steps:
-        """``shm.read``; with a stall, header and trailer are read before it and the payload after."""
+        """
+        ``shm.read``; a stall comes after its look at the time.
+
+        Either at once, so that all is read late, or between header and payload.
+        """
         left = yield from window.look(task)
         until = VirtualUntil(self, window.end_us)
         if not (op.stall_ms and op.stall_inside) or left <= 0:
@@ -469,7 +473,7 @@ class ClientProcess(Process):
         for piece in slices:
             start = piece.offset + HEADER_BYTES + piece.start
             before[start : start + len(piece.buffer)] = mapping.memory[start : start + len(piece.buffer)]
-        torn = SimMapping(memoryview(before), mapping.incarnation, mapping.end)
+        torn = SimMapping(memoryview(before), mapping.incarnation, mapping.end) if op.id % 2 else mapping
         shm.read(cast(shm.Mapping, torn), slices, VirtualUntil(self, self.us() + 1))
 
     def _know_stores(self, task: Task, epoch: int, store_ids: set[int], deadline: int) -> Steps:

@@ -29,7 +29,7 @@ from kvops.store.snapshot import Snapshot
 if TYPE_CHECKING:
     from kvops.chaos.sim.world import World
 
-IDLE_US: Final = 20_000  # between looks for work, as IDLE_INTERVAL_S
+IDLE_US: Final = 50_000  # between looks for work, a little less often than IDLE_INTERVAL_S
 BUSY_US: Final = 2_000  # … while there is some
 SNAPSHOT_PAUSE_MS: Final = 1_000
 LOOKUP: Final = int(Kind.LOOKUP)

@@ -51,6 +51,7 @@ class Config:
     crowding: float = 1.3  # bytes of all keys, in capacities
     stalls: float = 0.06  # of all calls: the engine stands still in the middle
     removes: float = 0.12  # … are removes
+    sizes: tuple[int, ...] = SIZES  # of objects, in bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +156,7 @@ def _draw_ops(rng: Random, config: Config) -> list[Op]:
     capacity = config.stores * SEGMENT_BYTES
     keys = [f"k{number}" for number in range(max(4, int(config.crowding * capacity / 1_000)))]
     shared = [f"p{number}" for number in range(2)]
-    sizes = {key: rng.choice(SIZES) for key in keys}
+    sizes = {key: rng.choice(config.sizes) for key in keys}
     duration_us = config.duration_ms * 1_000
     ops: list[Op] = []
     for client in range(config.clients):
