@@ -56,9 +56,7 @@ FAULT_COLUMNS: Final = (Column("fault"), Column("what"))
 @click.option("--list-faults", is_flag=True, help="Name the faults, and end.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes.")
 @click.option("--no-shrink", is_flag=True, help="Do not look for a smaller failing run.")
-@click.option(
-    "--mutate", metavar="NAME", help="Break the code on purpose first; only in a source checkout."
-)
+@click.option("--mutate", metavar="NAME", help="Break the code on purpose first; only in a source checkout.")
 @click.pass_obj
 def command(
     settings: Settings,
@@ -91,7 +89,7 @@ def command(
     """
     from kvops.chaos.sim.campaign import Tally, explain, run_seeds
     from kvops.chaos.sim.mutate import mutation
-    from kvops.chaos.sim.plan import FAULTS, Config
+    from kvops.chaos.sim.plan import FAULTS, FAULTS_DEFAULT, Config
 
     out = Output(settings)
     if list_faults:
@@ -106,7 +104,7 @@ def command(
         duration_ms=duration_ms,
         ops_per_s=calls_per_second,
         faults_per_s=faults_per_second,
-        faults=_chosen(faults, FAULTS),
+        faults=_chosen(faults, FAULTS) or FAULTS_DEFAULT,
     )
     tally = Tally()
     failures: list[Failure] = []
@@ -159,7 +157,7 @@ def _chosen(names: tuple[str, ...], known: dict[str, str]) -> tuple[str, ...]:
                 f"no fault {name!r}{f'; did you mean {near[0]}?' if near else ''}",
                 fix="kvops chaos sim --list-faults names them",
             )
-    return names or tuple(known)
+    return names
 
 
 def _failure(failure: Failure, config: Config) -> dict[str, Any]:
@@ -199,14 +197,14 @@ def _print(out: Output, failure: Failure, config: Config, mutate: str | None) ->
 
 def _again(seed: int, config: Config, mutate: str | None) -> str:
     """The command that replays a seed."""
-    from kvops.chaos.sim.plan import FAULTS
+    from kvops.chaos.sim.plan import FAULTS_DEFAULT
 
     words = [
         f"kvops chaos sim --seeds 1 --seed {seed} --duration {config.duration_ms}ms",
         f"--stores {config.stores} --clients {config.clients}",
         f"--calls-per-second {config.ops_per_s:g} --faults-per-second {config.faults_per_s:g}",
     ]
-    if config.faults != tuple(FAULTS):
+    if config.faults != FAULTS_DEFAULT:
         words += [f"--fault {name}" for name in config.faults]
     if mutate is not None:
         words.append(f"--mutate {mutate}")

@@ -14,10 +14,9 @@ from kvops.chaos.sim.campaign import run_seeds
 from kvops.chaos.sim.clock import Host, Scheduler
 from kvops.chaos.sim.disk import Disk, JournalModel
 from kvops.chaos.sim.net import Network
-from kvops.chaos.sim.plan import FAULTS, Config, draw
+from kvops.chaos.sim.plan import FAULTS_DEFAULT, Config, draw
 from kvops.chaos.sim.shrink import shrink
 from kvops.chaos.sim.world import run
-from kvops.store.eviction import Evictor
 from tests.chaos.mutants import MUTANTS
 
 SHORT = Config(stores=3, clients=4, duration_ms=2_500, ops_per_s=5, faults_per_s=1.2)
@@ -96,7 +95,8 @@ def test_mutations_are_caught(name: str) -> None:
     config = CASES[name]
 
     caught = next(
-        (seed for seed, result in run_seeds(range(CATCH_SEEDS), config, mutate=name) if result.violation), None
+        (seed for seed, result in run_seeds(range(CATCH_SEEDS), config, mutate=name) if result.violation),
+        None,
     )
 
     assert caught is not None
@@ -142,29 +142,28 @@ def test_all_faults_are_drawn_and_the_pool_works_between_them() -> None:
         faults |= result.faults.keys()
         outcomes |= result.outcomes.keys()
         evicted += result.evicted
-        if faults == FAULTS.keys() and outcomes >= {"HIT", "STORED", "STALE", "STORE_DOWN"} and evicted:
+        if faults == set(FAULTS_DEFAULT) and outcomes >= {"HIT", "STORED", "STALE", "STORE_DOWN"} and evicted:
             break
 
-    assert faults == FAULTS.keys()
+    assert faults == set(FAULTS_DEFAULT)
     assert outcomes >= {"HIT", "STORED", "EXISTS", "MISS", "TIMEOUT", "MASTER_DOWN", "STALE", "STORE_DOWN"}
     assert evicted
 
 
-def test_shrinking_leaves_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shrinking_leaves_what_it_takes() -> None:
     """A failing run becomes smaller, breaks the same rule, and tells how."""
-    real = Evictor.__init__
-    monkeypatch.setattr(Evictor, "__init__", lambda self, index, **more: real(self, index, lease_ttl_ms=0, **more))
-    plan = draw(0, CROWD)
-    first = run(plan)
-    assert first.invariant == "leases"
+    with MUTANTS["memory-reused-early"]():
+        plans = (draw(seed, CROWD) for seed in range(CATCH_SEEDS))
+        plan, first = next((plan, result) for plan in plans if (result := run(plan)).invariant == "leases")
 
-    smaller, result, runs = shrink(plan, first, runs_max=60, time_s_max=20)
+        smaller, result, runs = shrink(plan, first, runs_max=80, time_s_max=20)
+        again = run(smaller)
 
     assert result.invariant == "leases"
     assert len(smaller.ops) < len(plan.ops) / 2
     assert "FAIL" in result.timeline[-1]
-    assert run(smaller).trace == result.trace
-    assert runs <= 60
+    assert again.trace == result.trace
+    assert runs <= 80
 
 
 class _Owner:

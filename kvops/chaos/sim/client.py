@@ -215,7 +215,9 @@ class VirtualUntil(Until):
 class Window:
     """``engine.Leased`` in virtual time: until when a transfer may go on, renewing its lease at half time."""
 
-    def __init__(self, client: ClientProcess, deadline_us: int, lease_end_us: int, digests: bytes, lease_ms: int) -> None:
+    def __init__(
+        self, client: ClientProcess, deadline_us: int, lease_end_us: int, digests: bytes, lease_ms: int
+    ) -> None:
         self.client = client
         self.deadline_us = deadline_us
         self.lease_end_us = lease_end_us
@@ -251,7 +253,11 @@ class Window:
     def next_look_us(self) -> int:
         """When to look again at the latest."""
         end = self.end_us
-        return min(end, max(self._renew_at, self.client.us() + 1)) if self.lease_end_us < self.deadline_us else end
+        return (
+            min(end, max(self._renew_at, self.client.us() + 1))
+            if self.lease_end_us < self.deadline_us
+            else end
+        )
 
 
 class ClientProcess(Process):
@@ -457,7 +463,9 @@ class ClientProcess(Process):
         else:
             mapping.end.close()
 
-    def _copy(self, task: Task, mapping: SimMapping, slices: list[ReadSlice], window: Window, op: Op) -> Steps:
+    def _copy(
+        self, task: Task, mapping: SimMapping, slices: list[ReadSlice], window: Window, op: Op
+    ) -> Steps:
         """
         ``shm.read``; a stall comes after its look at the time.
 
@@ -710,7 +718,9 @@ class ClientProcess(Process):
         self.breaker.record(None, now_ms=self.now_ms())
         return answer
 
-    def _attempt(self, task: Task, kind: Kind, body: bytes, deadline: int) -> Generator[None, Any, bytes | None]:
+    def _attempt(
+        self, task: Task, kind: Kind, body: bytes, deadline: int
+    ) -> Generator[None, Any, bytes | None]:
         answer: bytes | None
         while self._idle:
             end = self._idle.pop()

@@ -50,11 +50,15 @@ class Disk:
             if len(data) > synced:
                 del data[self.rng.randint(synced, len(data)) :]
 
-    def lose_everything(self) -> None:
-        """The state directory is gone: the next master starts at the first term."""
+    def lose_journal(self) -> None:
+        """The journal is gone; the next master learns from the stores what there is."""
         self.segments.clear()
         self.snapshots.clear()
         self.synced.clear()
+
+    def lose_everything(self) -> None:
+        """The whole state directory is gone: the next master starts at the first term."""
+        self.lose_journal()
         shutil.rmtree(self.directory)
         self.directory.mkdir()
 
@@ -79,9 +83,7 @@ class Disk:
     def put_aside(self) -> None:
         """A damaged journal is moved out of the way."""
         self.set_aside += 1
-        self.segments.clear()
-        self.snapshots.clear()
-        self.synced.clear()
+        self.lose_journal()
 
 
 class JournalModel:

@@ -24,7 +24,8 @@ def mutations() -> Mapping[str, Mutation]:
     path = Path(__file__).parents[3] / "tests" / "chaos" / "mutants.py"
     if not path.is_file():
         raise UsageError(
-            "an installed kvops cannot be broken on purpose", fix="run from a source checkout, which has tests/"
+            "an installed kvops cannot be broken on purpose",
+            fix="run from a source checkout, which has tests/",
         )
     name = "tests.chaos.mutants"
     if name not in sys.modules:

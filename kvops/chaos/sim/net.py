@@ -152,7 +152,9 @@ class Network:
         self._places: dict[str, Host] = {}  # where an address is, whoever listens
         self._cuts: dict[int, int] = {}  # how many faults cut a route
         self._seed = rng.getrandbits(64)
-        self._rngs: dict[int, Callable[[], float]] = {}  # by route: one link's luck does not depend on another's
+        self._rngs: dict[
+            int, Callable[[], float]
+        ] = {}  # by route: one link's luck does not depend on another's
         self._streams = 0
 
     def add_host(self, host: Host) -> None:

@@ -127,7 +127,8 @@ class Oracle:
             raise Violation("one leader", f"{owner.name} and {master.name} both answered in term {term}")
         if term < self._term_max:
             raise Violation(
-                "one leader", f"{master.name} answered in term {term} after an answer of term {self._term_max}"
+                "one leader",
+                f"{master.name} answered in term {term} after an answer of term {self._term_max}",
             )
         self._term_max = term
 
@@ -161,9 +162,7 @@ class Oracle:
         self, master: MasterProcess, entries: list[JournalEntry], evicted: int, swept: int
     ) -> None:
         """What a slice of background work took out of the index: expired, then evicted, then swept objects."""
-        gone = [
-            entry.rows for entry in entries if entry.kind == JournalKind.GONE and entry.rows is not None
-        ]
+        gone = [entry.rows for entry in entries if entry.kind == JournalKind.GONE and entry.rows is not None]
         if swept:
             assert len(gone.pop()) == swept
         if evicted:
@@ -271,9 +270,7 @@ class Oracle:
         homes = tuple(where[piece.store].incarnation for piece in pieces if piece.store in where)
         self._acknowledged[key] = Acknowledged(generation, homes)
 
-    def located(
-        self, client: ClientProcess, keys: Sequence[str], found: Located, sent_us: int
-    ) -> None:
+    def located(self, client: ClientProcess, keys: Sequence[str], found: Located, sent_us: int) -> None:
         """A client was told where its keys lie, and may hold their memory."""
         until_us = int((sent_us + (found.lease_ms - LEASE_MARGIN_MS) * 1_000) / client.host.rate)
         for index, (key, row) in enumerate(zip(keys, found.rows, strict=True)):
@@ -386,7 +383,8 @@ class Oracle:
                 raise Violation("no leak", f"{entry.mount.name} is mounted, its process is no more")
             if entry.objects != store.core.objects:
                 raise Violation(
-                    "no leak", f"{store.name} holds {store.core.objects} objects, the master names {entry.objects}"
+                    "no leak",
+                    f"{store.name} holds {store.core.objects} objects, the master names {entry.objects}",
                 )
             held = entry.populated_bytes - entry.allocator.free_bytes
             if store.core.used_bytes != held:
@@ -437,7 +435,9 @@ class Oracle:
         ((head, payload),) = store.core.read(np.array([(generation, offset, 0, size)], tm.READ_ROW).tobytes())
         if payload is None:
             status = NodeStatus(tm.READ_REPLY.unpack_from(head)[0])
-            raise Violation("no leak", f"the master names {key} ({generation:#x}), {store.name} says {status.name}")
+            raise Violation(
+                "no leak", f"the master names {key} ({generation:#x}), {store.name} says {status.name}"
+            )
         if payload != _fill(grant.token, size):
             raise Violation("no other bytes", f"{store.name} holds other bytes under {key} ({generation:#x})")
 

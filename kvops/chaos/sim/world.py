@@ -82,7 +82,10 @@ class World:
         self._processes: dict[str, Process] = {}
         config = plan.config
         keys = dict.fromkeys(key for op in plan.ops for key in op.keys)
-        self._probe_keys = {name: [f"q{number}-{turn}" for turn in range(8)] for number, name in enumerate(client_names(config))}
+        self._probe_keys = {
+            name: [f"q{number}-{turn}" for turn in range(8)]
+            for number, name in enumerate(client_names(config))
+        }
         self.oracle.know([*keys, *(key for some in self._probe_keys.values() for key in some)])
         self._names = names = [*master_names(config), *store_names(config), *client_names(config)]
         for name in dict.fromkeys(host_of(name, config) for name in names):
@@ -94,7 +97,9 @@ class World:
             self._disks[name] = Disk(directory / name, Random(rng.getrandbits(64)))
         self._settings = MasterSettings(
             group="sim",
-            placement=rng.choice((PlacementPolicy.LOCAL_FIRST, PlacementPolicy.LOCAL_FIRST, PlacementPolicy.RANDOM)),
+            placement=rng.choice(
+                (PlacementPolicy.LOCAL_FIRST, PlacementPolicy.LOCAL_FIRST, PlacementPolicy.RANDOM)
+            ),
             objects_max=OBJECTS_MAX,
             seed=rng.getrandbits(31),
         )
@@ -185,7 +190,9 @@ class World:
 
     def _inject(self, fault: Fault) -> Callable[[], None] | None:
         process = self._processes.get(fault.target)
-        if fault.name.startswith(("process.", "disk.lost")) and (process is None or not process.alive):
+        if fault.name.startswith(("process.", "disk.lost", "disk.wiped")) and (
+            process is None or not process.alive
+        ):
             return None
         match fault.name:
             case "process.kill":
@@ -220,11 +227,14 @@ class World:
                 disk = self._disks[fault.target]
                 disk.slow_us += int(fault.amount * 1_000)
                 return lambda: _slow(disk, -int(fault.amount * 1_000))
-            case "disk.lost":
+            case "disk.lost" | "disk.wiped":
                 assert process is not None
                 process.kill()
-                self._disks[fault.target].lose_everything()
-                self.oracle.state_lost()
+                if fault.name == "disk.lost":
+                    self._disks[fault.target].lose_journal()
+                else:
+                    self._disks[fault.target].lose_everything()
+                    self.oracle.state_lost()
                 return lambda: self._spawn(fault.target)
             case "net.partition" | "net.oneway":
                 routes = self._routes(fault)
