@@ -1,4 +1,4 @@
-"""The simulator: the correct code passes every seed, what is broken on purpose is caught, and a failure replays exactly."""
+"""The simulator: correct code passes every seed, what is broken on purpose is caught, a failure replays exactly."""
 
 from __future__ import annotations
 

@@ -420,7 +420,7 @@ class ClientProcess(Process):
         return channel.info if channel.breaker.allow() else Reason.BREAKER_OPEN
 
     def _read_groups(self, task: Task, groups: dict[int, list[ReadSlice]], window: Window, op: Op) -> Steps:
-        jobs: list[tuple[StoreChannel, Job, Sequence[ReadSlice | WriteSlice]]] = []
+        jobs: list[tuple[StoreChannel, ReadJob | MapJob, list[ReadSlice]]] = []
         mapped: list[tuple[SimMapping, list[ReadSlice]]] = []
         for store_id, slices in groups.items():
             channel = self.stores.get(store_id)
@@ -430,17 +430,17 @@ class ClientProcess(Process):
                 mapped.append((channel.mapping, slices))
             else:
                 link = self._link(channel)
-                job = MapJob(link) if channel.same_memory else ReadJob(cast(Link, link), slices)
+                same = channel.same_memory
+                job: ReadJob | MapJob = MapJob(link) if same else ReadJob(cast(Link, link), slices)
                 self._uses[link.end] = _Use(task, job=job)
                 jobs.append((channel, job, slices))
         for mapping, slices in mapped:
             yield from self._copy(task, mapping, slices, window, op)
         began = self.us()
         yield from self._drive(task, [job for _, job, _ in jobs], window)
-        for channel, job, slices in jobs:
-            reads = cast(list[ReadSlice], slices)
+        for channel, job, reads in jobs:
             if not isinstance(job, MapJob):
-                self._judge(channel, slices, job, began, window.deadline_us)
+                self._judge(channel, reads, job, began, window.deadline_us)
             elif job.mapping is None:
                 late = window.end_us <= self.us()
                 _fail(reads, SliceState.LATE if late else SliceState.FAILED)

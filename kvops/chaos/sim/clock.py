@@ -9,7 +9,7 @@ from typing import Any
 Call = Callable[..., None]
 
 
-class Violation(Exception):  # noqa: N818 (a finding, not an error of ours)
+class Violation(Exception):
     """Something that must always hold does not; ends the run."""
 
     def __init__(self, invariant: str, what: str) -> None:

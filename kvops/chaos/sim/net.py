@@ -4,8 +4,8 @@ The network: ordered streams between processes, on links that delay, stall, cut 
 What TCP gives is modelled, not segments: within one stream frames arrive whole, once and in order, or the
 stream ends. A lost segment stalls its stream for a retransmission timeout. A cut link (both ways, or one)
 holds back what is sent into it until some time after it heals, as backed-off retransmissions do. So nothing is
-duplicated or reordered within a stream; across streams both happen: whoever gives up on a stream and asks again on another
-one may be overtaken by what the first still carries, since closing a stream lets most of it arrive.
+duplicated or reordered within a stream; across streams both happen: whoever gives up on a stream and asks again
+on another one may be overtaken by what the first still carries, since closing a stream lets most of it arrive.
 
 A killed process closes its streams, which peers learn unless the link is cut; a host that loses power tells
 nobody, and a peer hears of it when it sends to the restarted host.

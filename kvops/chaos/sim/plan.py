@@ -206,10 +206,8 @@ def _draw_op(
             )
             for start, length in ranges[: rng.choice((2, 3, 3, 3, 4))]
         ]
-    if rng.random() < config.removes:
-        kind = "remove"
-    else:
-        kind = "get" if roll < 0.4 else "fetch" if roll < 0.7 else "put"
+    removes = rng.random() < config.removes
+    kind = "remove" if removes else "get" if roll < 0.4 else "fetch" if roll < 0.7 else "put"
     if kind == "get" and rng.random() < 0.1:
         kind = "exists"
     count = 1 if kind == "remove" else rng.choice((1, 1, 1, 2, 4))
@@ -259,7 +257,8 @@ def _draw_fault(rng: Random, config: Config, at_us: int) -> Fault:
     # Masters are few and matter most.
     target = rng.choice(rng.choice((masters, masters, stores, stores, clients)))
     for_ms = rng.choice((30, 300, 300, 1_200, 1_200, 2_500, 5_000))
-    amount, others = 0.0, ()
+    amount = 0.0
+    others: tuple[str, ...] = ()
     hosts = sorted({host_of(one, config) for one in (*masters, *stores, *clients)})
     if name.startswith("disk."):
         target = rng.choice(masters)
