@@ -22,11 +22,19 @@ from kvops.errors import KvopsError
 from kvops.limits import DIGEST_BYTES, LEASE_MARGIN_MS
 from kvops.net import wire
 from kvops.net.auth import Hello, Welcome
+from kvops.net.dial import REDIAL_S
 from kvops.net.link import Link, LinkState
 from kvops.net.wire import Frame, Kind, decode
 from kvops.store import messages as m
 from kvops.store.breaker import Breaker, Failure, RetryBudget
-from kvops.store.channel import IDLE_LINKS_MAX, PATIENCE_S, PROBE_TIMEOUT_S, Trouble
+from kvops.store.channel import (
+    FAILOVER_OPEN_MS,
+    FAILOVER_OPEN_MS_MAX,
+    IDLE_LINKS_MAX,
+    PATIENCE_S,
+    PROBE_TIMEOUT_S,
+    Trouble,
+)
 from kvops.store.client import END_RESERVE_S, STALLED_S
 from kvops.store.client_core import Located, PutPlan, ReadPlan
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests
@@ -47,6 +55,7 @@ PATIENCE_US: Final = int(PATIENCE_S * 1_000_000)
 PROBE_US: Final = int(PROBE_TIMEOUT_S * 1_000_000)
 STALLED_US: Final = int(STALLED_S * 1_000_000)
 END_RESERVE_US: Final = int(END_RESERVE_S * 1_000_000)
+REDIAL_US: Final = int(REDIAL_S * 1_000_000)
 GROUP_POLL_US: Final = 500_000
 CARE_QUEUE_MAX: Final = 256
 SPLIT_BYTES: Final = 512  # larger payloads arrive in two pieces, with time between
@@ -277,12 +286,17 @@ class ClientProcess(Process):
         super().__init__(world, name, host, rng)
         self.maps = maps
         self.stores: dict[int, StoreChannel] = {}
-        self.breaker = Breaker(rng=rng)
+        # Where another master may take over, look for it often.
+        self.breaker = (
+            Breaker(rng=rng, open_ms_first=FAILOVER_OPEN_MS, open_ms_max=FAILOVER_OPEN_MS_MAX)
+            if len(masters) > 1
+            else Breaker(rng=rng)
+        )
         self.group_open = False
         self._masters = masters
         self._workers = workers
-        self._at = 0
         self._request = 0
+        self._term = 0  # the highest of a master that welcomed us
         self._idle: list[End] = []  # to the master
         self._uses: dict[End, _Use] = {}
         self._links: dict[End, SimLink] = {}  # to stores
@@ -584,6 +598,7 @@ class ClientProcess(Process):
 
     def _remove(self, task: Task, op: Op, deadline: int) -> Generator[None, Any, list[Outcome]]:
         key = op.keys[0]
+        since = self.world.scheduler.now_us
         try:
             answer = yield from self.ask(task, Kind.REMOVE, index_digests(NAMESPACE_DEFAULT, [key]), deadline)
         except Trouble as trouble:
@@ -591,7 +606,7 @@ class ClientProcess(Process):
         status = RemoveStatus(answer[0])
         if status is RemoveStatus.HIDDEN:
             return _all([key], Reason.TIMEOUT)
-        self.world.oracle.removed(key)
+        self.world.oracle.removed(key, since)
         removed = status is RemoveStatus.REMOVED
         return [Outcome(removed, Reason.HIT if removed else Reason.MISS)]
 
@@ -732,30 +747,51 @@ class ClientProcess(Process):
             idle, self._idle = self._idle, []
             for other in idle:
                 other.close()
-        for turn in range(len(self._masters)):
-            address = self._masters[(self._at + turn) % len(self._masters)]
-            fresh = yield from self._connect(task, address, deadline)
-            if fresh is not None:
-                answer = yield from self._exchange(task, fresh, kind, body, deadline)
-                if answer is not None:
-                    self._at += turn
-                    return answer
-            if self.us() >= deadline:
-                break
-        self._at += 1
-        return None
+        fresh = yield from self._connect(task, deadline)
+        if fresh is None:
+            return None
+        return (yield from self._exchange(task, fresh, kind, body, deadline))
 
-    def _connect(self, task: Task, address: str, deadline: int) -> Generator[None, Any, End | None]:
-        end = self.world.net.connect(self, address, self._hello, Kind.HELLO)
-        end.on_frame, end.on_close = self._master_says, self._master_left
-        self._uses[end] = _Use(task)
-        welcome = yield from self._wait(task, deadline)
-        if welcome is None:
+    def _connect(self, task: Task, deadline: int) -> Generator[None, Any, End | None]:
+        """``dial``: all masters at once; the first that welcomes us has won."""
+        calls: dict[End, str] = {}
+        due = dict.fromkeys(self._masters, 0)
+        won: End | None = None
+        while won is None:
+            now = self.us()
+            if now >= deadline:
+                break
+            for address in [address for address, at in due.items() if at <= now]:
+                del due[address]
+                end = self.world.net.connect(self, address, self._hello, Kind.HELLO)
+                end.on_frame, end.on_close = self._master_says, self._master_left
+                self._uses[end] = _Use(task)
+                calls[end] = address
+            if not calls and all(at > 0 for at in due.values()):
+                break
+            for end in calls:
+                self._uses[end].serial = task.serial
+            found = yield from self._wait(task, min([deadline, *due.values()]))
+            for end in [end for end in calls if not end.open]:
+                due[calls.pop(end)] = self.us() + REDIAL_US
+                self._uses.pop(end, None)
+            if isinstance(found, tuple):
+                won, welcome = found
+                calls.pop(won, None)
+        for end in calls:
             self._uses.pop(end, None)
             end.close()
+        if won is None:
             return None
-        self.master_incarnation = decode(welcome, Welcome).incarnation
-        return end
+        if welcome.term < self._term:
+            won.close()
+            return None
+        if welcome.incarnation != self.master_incarnation:
+            idle, self._idle = self._idle, []
+            for other in idle:
+                other.close()
+        self._term, self.master_incarnation = welcome.term, welcome.incarnation
+        return won
 
     def _exchange(
         self, task: Task, end: End, kind: Kind, body: bytes, deadline: int
@@ -775,8 +811,17 @@ class ClientProcess(Process):
         return answer
 
     def _master_says(self, end: End, kind: int, request: int, body: bytes, payload: Payload) -> None:
+        if kind == Kind.ERROR:
+            end.close()
+            self._master_left(end)
+            return
         use = self._uses.get(end)
-        if use is not None and request == use.request:
+        if use is None:
+            return
+        if kind == Kind.WELCOME:
+            del self._uses[end]
+            use.task.wake(use.serial, (end, decode(body, Welcome)))
+        elif request == use.request:
             del self._uses[end]
             use.task.wake(use.serial, body)
 

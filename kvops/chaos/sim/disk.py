@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from kvops.store.journal import HEADER_BYTES, Kind, Recovery, Rows, SnapshotEnd, encode_header, recover_state
-from kvops.store.model import StoreInfo
+from kvops.store.model import Hold, StoreInfo
 
 if TYPE_CHECKING:
     from kvops.chaos.sim.process import Process
@@ -228,6 +229,18 @@ class JournalModel:
         self._number += 1
         disk.segments[self._number] = bytearray()
 
+    def append_holds(self, holds: Sequence[Hold]) -> int:
+        """Queue holds."""
+        return self.append(Kind.HOLDS, msgspec.msgpack.encode(tuple(holds)), len(holds))
+
+    def flush(self) -> None:
+        """All that is queued is written; the time that takes is not modelled."""
+        for target, data in (*self._writing, *self._queue):
+            self._land(target, data)
+        self._writing = []
+        self._queue.clear()
+        self._queued_bytes = 0
+
     def killed(self) -> None:
         """The process ended: of what was being written some has reached the file, of what was queued nothing."""
         rest = self._disk.rng.randint(0, sum(len(data) for _, data in self._writing))
@@ -241,10 +254,7 @@ class JournalModel:
 
     def close(self) -> None:
         """An orderly end: all that is queued is written."""
-        for target, data in (*self._writing, *self._queue):
-            self._land(target, data)
-        self._writing = []
-        self._queue.clear()
+        self.flush()
         if self._overrun:
             self._land(_SEGMENT, encode_header(Kind.OVERRUN, 1, self._sequence, b""))
 

@@ -14,6 +14,7 @@ The cheap rules are checked as things happen, those that walk everything now and
 ``nothing lost``      an object that was acknowledged is readable while its memory lives, unless it was evicted,
                       removed, replaced or has expired
 ``no leak``           when all is quiet nodes hold what the master names, and nothing else
+``replication``       when all is quiet every standby knows what the leader knows
 ``liveness``          when the faults have stopped, all of the core serves and is served
 ====================  ==========================================================================================
 """
@@ -33,9 +34,10 @@ from kvops.net.wire import Kind
 from kvops.store.client_core import Located
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests
-from kvops.store.master_core import JournalEntry
+from kvops.store.master_core import JournalEntry, MasterCore
 from kvops.store.model import Outcome, Reason, StoreInfo, StoreState, chunk_of
 from kvops.store.node_core import Write
+from kvops.store.objects import Place
 from kvops.transfer import messages as tm
 from kvops.transfer.layout import MAGIC, ObjectHeader, footprint_bytes
 from kvops.transfer.messages import NodeStatus
@@ -99,6 +101,7 @@ class Oracle:
         self._completed: dict[str, list[int]] = {}  # by key: generations that were readable at some time
         self._gone: set[tuple[int, str]] = set()  # evicted, expired
         self._removed: dict[str, int] = {}  # by key: the newest generation that a remove has met
+        self._removals: dict[str, list[tuple[int, int]]] = {}  # by key: when one was carried out, and the same
         self._dead: dict[str, tuple[int, int]] = {}  # … of one that has returned, and when
         self._survivors: dict[tuple[int, str], int] = {}  # removed, but held by a node that was away → life
         self._lives = 0  # of masters
@@ -113,10 +116,10 @@ class Oracle:
 
     # Masters.
 
-    def master_started(self, master: MasterProcess) -> None:
-        """A master begins a term."""
+    def master_leads(self, master: MasterProcess) -> None:
+        """A master begins to serve."""
         self._lives += 1
-        self.world.say(master.name, f"started, term {master.core.term}")
+        self.world.say(master.name, f"leads, term {master.core.term}")
 
     def master_answers(self, master: MasterProcess, kind: int, term: int) -> None:
         """It answers a request."""
@@ -148,6 +151,7 @@ class Oracle:
             newest = (core._next_floor() if put is None else put.generation) - 1
             key = self._keys[digest]
             self._removed[key] = max(self._removed.get(key, 0), newest)
+            self._removals.setdefault(key, []).append((self.world.scheduler.now_us, newest))
 
     def master_completed(self, rows: NDArray[np.void]) -> None:
         """Objects are readable from now on."""
@@ -312,9 +316,12 @@ class Oracle:
                 f" {number.rstrip(bytes(1)).decode(errors='replace')} written by op {writer - 1}",
             )
 
-    def removed(self, key: str) -> None:
-        """A remove has returned, and the key is gone."""
-        newest = self._removed.get(key, 0)
+    def removed(self, key: str, since_us: int) -> None:
+        """A remove that began then has returned, and the key is gone."""
+        # If it was carried out twice, only one of the two need have lasted.
+        newest = min((one for at, one in self._removals.get(key, ()) if at >= since_us), default=0)
+        if newest < self._dead.get(key, (0, 0))[0]:
+            return
         self._dead[key] = (newest, self.world.scheduler.now_us)
         for generation in self._completed.get(key, ()):
             if generation <= newest and self.holders(generation, key):
@@ -350,7 +357,7 @@ class Oracle:
     def check(self) -> None:
         """The accounts of whoever runs."""
         for master in self.world.masters():
-            if master.alive:
+            if master.leads:
                 master.core.check()
         for store in self.world.stores():
             if store.alive:
@@ -362,6 +369,8 @@ class Oracle:
             return f"{len(master.core.puts)} puts under way"
         if master.core.stores.releasing_bytes():
             return f"{master.core.stores.releasing_bytes()} B on their way back"
+        if missing := self._unfollowed(master):
+            return missing
         names = {store.mount.name for store in master.core.stores}
         for name in sorted(names | core):
             store = master.core.stores.named(name)
@@ -373,9 +382,43 @@ class Oracle:
                 return f"{name} is still being swept"
         return ""
 
+    def _unfollowed(self, leader: MasterProcess) -> str:
+        """Which of the other masters that live could not lead now."""
+        if leader.election is None:
+            return ""
+        if leader.replication is not None and leader.replication.pending:
+            return "operations wait for standbys"
+        for master in self.world.masters():
+            if master is leader or not master.alive or not self.world.in_core(master):
+                continue
+            standby = master.follower.standby if master.follower is not None else None
+            if standby is None or not standby.caught_up or master.name not in leader.election.members:
+                return f"{master.name} could not lead"
+        return ""
+
+    def _check_standbys(self, leader: MasterProcess) -> None:
+        """Every standby has the very objects that the leader has, in the same places."""
+        ours = _directory(leader.core)
+        for master in self.world.masters():
+            if master is leader or not master.alive or not self.world.in_core(master):
+                continue
+            if master.follower is None or master.follower.standby is None:
+                continue
+            theirs = _directory(master.follower.standby.core)
+            for digest in ours.keys() ^ theirs.keys():
+                who = leader.name if digest in ours else master.name
+                raise Violation("replication", f"only {who} knows {self._keys[digest]}")
+            for digest, found in ours.items():
+                if theirs[digest] != found:
+                    raise Violation(
+                        "replication",
+                        f"{self._keys[digest]} is {found} at {leader.name}, {theirs[digest]} at {master.name}",
+                    )
+
     def check_quiet(self, master: MasterProcess, core: set[str]) -> None:
         """All is quiet: nothing is lost, nothing is left."""
         self.check()
+        self._check_standbys(master)
         stores = {store.core.incarnation: store for store in self.world.stores() if store.alive}
         for entry in master.core.stores:
             store = stores.get(entry.mount.incarnation)
@@ -407,6 +450,8 @@ class Oracle:
         if any((one, key) in self._gone or self._grants[one, key].ttl_ms for one in newer):
             return
         newest = max(newer, default=stored.generation)
+        if newest > stored.generation and len(self.world.masters()) > 1:
+            return  # replaced by what nobody was told of, and what the next leader need not know
         homes = stored.homes if newest == stored.generation else tuple(self._grants[newest, key].homes)
         if not any(home in alive for home in homes):
             return  # its memory is lost
@@ -440,6 +485,19 @@ class Oracle:
             )
         if payload != _fill(grant.token, size):
             raise Violation("no other bytes", f"{store.name} holds other bytes under {key} ({generation:#x})")
+
+
+def _directory(core: MasterCore) -> dict[bytes, tuple[int, tuple[Place, ...]]]:
+    """By digest: generation and places of each object."""
+    index = core.index
+    slots = np.flatnonzero(index.location["store"][: index.slots_used])
+    return {
+        digest.tobytes(): (
+            int(index.location["generation"][slot]),
+            tuple(sorted(core.objects.places(int(slot)))),
+        )
+        for digest, slot in zip(index.digests(slots), slots.tolist(), strict=True)
+    }
 
 
 def _token(key: str, writer: int) -> bytes:

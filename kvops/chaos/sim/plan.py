@@ -27,6 +27,9 @@ FAULTS: Final = {
     "clock.step": "its wall clock jumps, forwards or back",
     "disk.slow": "every write of a master's disk takes long",
     "disk.lost": "a master is killed, and its journal is gone",
+    "etcd.member": "a member of etcd is paused",
+    "etcd.leader": "etcd's leader is paused",
+    "etcd.quorum": "two of etcd's three members are paused",
     "disk.wiped": "a master is killed, and its whole state directory is gone, the term too",
 }
 """Fault names, as the rest of ``kvops chaos`` spells them."""
@@ -42,7 +45,8 @@ that has seen them mounts; a pool of one master does not promise to survive that
 class Config:
     """How large a run is."""
 
-    masters: int = 1
+    masters: int = 1  # from two on, elected in an etcd of three members
+    ttl_s: int = 1  # of a leader's lease there
     stores: int = 4
     clients: int = 6
     duration_ms: int = 10_000
@@ -127,6 +131,11 @@ def store_names(config: Config) -> list[str]:
 def master_names(config: Config) -> list[str]:
     """Every master."""
     return [f"master-{index}" for index in range(config.masters)]
+
+
+def etcd_names(config: Config) -> list[str]:
+    """Every member of etcd, if there is one."""
+    return [f"etcd-{index}" for index in range(3)] if config.masters > 1 else []
 
 
 def client_names(config: Config) -> list[str]:
@@ -252,14 +261,16 @@ def _draw_faults(rng: Random, config: Config) -> list[Fault]:
 
 
 def _draw_fault(rng: Random, config: Config, at_us: int) -> Fault:
-    name = rng.choice(config.faults)
+    names = [name for name in config.faults if config.masters > 1 or not name.startswith("etcd.")]
+    name = rng.choice(names)
     masters, stores, clients = master_names(config), store_names(config), client_names(config)
+    etcd = etcd_names(config)
     # Masters are few and matter most.
-    target = rng.choice(rng.choice((masters, masters, stores, stores, clients)))
+    target = rng.choice(rng.choice((masters, masters, stores, stores, clients, etcd or stores)))
     for_ms = rng.choice((30, 300, 300, 1_200, 1_200, 2_500, 5_000))
     amount = 0.0
     others: tuple[str, ...] = ()
-    hosts = sorted({host_of(one, config) for one in (*masters, *stores, *clients)})
+    hosts = sorted({host_of(one, config) for one in (*masters, *stores, *clients, *etcd)})
     if name.startswith("disk."):
         target = rng.choice(masters)
         amount = rng.choice((20, 200, 1_000)) if name == "disk.slow" else 0.0
@@ -270,6 +281,8 @@ def _draw_fault(rng: Random, config: Config, at_us: int) -> Fault:
         amount = rng.choice((-86_400_000, -5_000, -800, 800, 5_000, 86_400_000))
     elif name == "host.power":
         target = host_of(target, config)
+    elif name.startswith("etcd."):
+        target = rng.choice(etcd)
     elif name.startswith("net."):
         target = host_of(target, config)
         rest = [host for host in hosts if host != target]

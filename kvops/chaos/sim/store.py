@@ -17,19 +17,22 @@ from kvops.chaos.sim.clock import Host
 from kvops.chaos.sim.net import PIECE, End, Payload
 from kvops.chaos.sim.process import Process
 from kvops.errors import KvopsError
-from kvops.limits import BEAT_INTERVAL_MS, STORE_TTL_MS
+from kvops.limits import BEAT_INTERVAL_MS, CONNECT_TIMEOUT_MS, STORE_TTL_MS
 from kvops.net import wire
 from kvops.net.auth import Hello, Welcome
+from kvops.net.dial import REDIAL_S
 from kvops.net.wire import Kind, decode
 from kvops.store import messages as m
 from kvops.store.node_core import NodeCore, Write
-from kvops.store.session import CALL_TIMEOUT_S, RETRY_S_FIRST, RETRY_S_MAX
+from kvops.store.session import CALL_TIMEOUT_S, FAILOVER_SILENCE_S, RETRY_S_FIRST, RETRY_S_MAX
 from kvops.transfer import messages as tm
 
 if TYPE_CHECKING:
     from kvops.chaos.sim.world import World
 
 BEAT_US: Final = BEAT_INTERVAL_MS * 1_000
+CONNECT_US: Final = CONNECT_TIMEOUT_MS * 1_000
+REDIAL_US: Final = int(REDIAL_S * 1_000_000)
 CALL_US: Final = int(CALL_TIMEOUT_S * 1_000_000)
 POPULATE_US: Final = 300_000  # from the first half of the memory to all of it
 SLOTS_PER_FRAME: Final = 4  # few, so that an announcement can be interrupted
@@ -64,7 +67,10 @@ class StoreProcess(Process):
         self.session: End | None = None
         self.mounted = False
         self._masters = masters
-        self._at = 0
+        self._silence_us = int(FAILOVER_SILENCE_S * 1_000_000) if len(masters) > 1 else STORE_TTL_MS * 1_000
+        self._term = 0  # the highest of a master that took us in
+        self._calls: list[End] = []  # to masters, until one welcomes us
+        self._dials = 0  # rounds of calls
         self._retry_s = RETRY_S_FIRST
         self._populated = segment_bytes // 2
         self._answers: deque[bytes] = deque()  # to FREE: they outlive a session
@@ -101,14 +107,56 @@ class StoreProcess(Process):
     # The session with the master.
 
     def _open(self) -> None:
+        """Call all masters at once, as ``dial`` does; the first that welcomes us has won."""
         if self._stopping:
             return
-        address = self._masters[self._at % len(self._masters)]
+        self.mounted = self._ended = False
+        self._calls = []
+        self._dials += 1
+        for address in self._masters:
+            self._dial(address, self._dials)
+        self.timer(CONNECT_US, self._give_up, self._dials)
+
+    def _dial(self, address: str, number: int) -> None:
+        if number != self._dials or self.session is not None or self._stopping:
+            return
         end = self.world.net.connect(self, address, self._hello, Kind.HELLO)
+
+        def turned_away(end: End) -> None:
+            if number == self._dials and end in self._calls:
+                self._calls.remove(end)
+                if self._calls:  # as long as others may answer
+                    self.timer(REDIAL_US, self._dial, address, number)
+                else:
+                    self._give_up(number)
+
+        end.on_frame, end.on_close = self._welcomed, turned_away
+        self._calls.append(end)
+
+    def _welcomed(self, end: End, kind: int, request: int, body: bytes, payload: Payload) -> None:
+        if kind != Kind.WELCOME or end not in self._calls:
+            return
+        self._hang_up(end)
         end.on_frame, end.on_close = self._master_says, self._lost
         self.session = end
-        self.mounted = self._ended = False
-        self._await(wire.Kind.WELCOME)
+        self._call(Kind.MOUNT, wire.encode(self._mount()))
+
+    def _hang_up(self, but: End | None = None) -> None:
+        self._dials += 1
+        calls, self._calls = self._calls, []
+        for other in calls:
+            if other is not but:
+                other.close()
+
+    def _give_up(self, number: int) -> None:
+        """Nobody leads, or nobody answers: again later."""
+        if number == self._dials and self.session is None:
+            self._hang_up()
+            self._again()
+
+    def _again(self) -> None:
+        self.timer(int(self._retry_s * self.rng.uniform(0.5, 1.0) * 1_000_000), self._open)
+        self._retry_s = min(2 * self._retry_s, RETRY_S_MAX)
 
     def _await(self, kind: int) -> None:
         self._awaited = kind
@@ -127,9 +175,7 @@ class StoreProcess(Process):
         if self._stopping:
             self.end()
             return
-        self._at += 1
-        self.timer(int(self._retry_s * self.rng.uniform(0.5, 1.0) * 1_000_000), self._open)
-        self._retry_s = min(2 * self._retry_s, RETRY_S_MAX)
+        self._again()
 
     def _call(self, kind: int, body: bytes) -> None:
         assert self.session is not None
@@ -145,6 +191,10 @@ class StoreProcess(Process):
             else:
                 self._answers.append(answer)
             return
+        if kind == Kind.ERROR:
+            end.close()
+            self._lost(end)
+            return
         if kind == BEAT_REPLY:
             _, unknown, floor = m.BEAT_REPLY.unpack(body)
             if unknown:
@@ -156,11 +206,13 @@ class StoreProcess(Process):
         if kind != self._awaited:
             return
         self._awaited = 0
-        if kind == Kind.WELCOME:
-            self._call(Kind.MOUNT, wire.encode(self._mount()))
-        elif kind == wire.reply(Kind.MOUNT):
-            self._retry_s = RETRY_S_FIRST
+        if kind == wire.reply(Kind.MOUNT):
             mounted = decode(body, m.Mounted)
+            if mounted.term < self._term:
+                end.close()
+                self._lost(end)
+                return
+            self._term = mounted.term
             self.core.raise_floor(mounted.floor)
             self._cursor = 0
             if mounted.announce:
@@ -202,6 +254,7 @@ class StoreProcess(Process):
 
     def _serve(self, end: End) -> None:
         self.mounted = True
+        self._retry_s = RETRY_S_FIRST
         self._heard_us = self.world.scheduler.now_us
         while self._answers:
             end.send(FREE + 1, 0, self._answers.popleft())
@@ -210,7 +263,7 @@ class StoreProcess(Process):
     def _beat(self, end: End) -> None:
         if end is not self.session or not self.mounted:
             return
-        if self.world.scheduler.now_us - self._heard_us > STORE_TTL_MS * 1_000:
+        if self.world.scheduler.now_us - self._heard_us > self._silence_us:
             end.close()
             self._lost(end)
             return

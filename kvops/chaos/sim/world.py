@@ -13,6 +13,7 @@ from typing import Final
 from kvops.chaos.sim.client import ClientProcess
 from kvops.chaos.sim.clock import Host, Scheduler, Violation
 from kvops.chaos.sim.disk import Disk
+from kvops.chaos.sim.etcd import Etcd, EtcdMember
 from kvops.chaos.sim.master import MasterProcess
 from kvops.chaos.sim.net import HOSTS_MAX, Network, Trouble
 from kvops.chaos.sim.oracle import Oracle
@@ -23,6 +24,7 @@ from kvops.chaos.sim.plan import (
     Op,
     Plan,
     client_names,
+    etcd_names,
     host_of,
     master_names,
     store_names,
@@ -73,6 +75,8 @@ class World:
         rng = Random(plan.seed)
         self.net = Network(self.scheduler, rng)
         self.oracle = Oracle(self)
+        self.etcd = Etcd(self, Random(rng.getrandbits(64)))
+        self.etcd_ops: dict[tuple[int, int], object] = {}  # what requests and answers under way mean
         self.injected: dict[str, int] = {}
         self._rng = rng
         self._directory = directory
@@ -87,7 +91,7 @@ class World:
             for number, name in enumerate(client_names(config))
         }
         self.oracle.know([*keys, *(key for some in self._probe_keys.values() for key in some)])
-        self._names = names = [*master_names(config), *store_names(config), *client_names(config)]
+        self._names = names = [*etcd_names(config), *master_names(config), *store_names(config), *client_names(config)]
         for name in dict.fromkeys(host_of(name, config) for name in names):
             rate = 1 + rng.uniform(-RATE_ERROR_MAX, RATE_ERROR_MAX)
             host = Host(name, len(self._hosts), rate=rate, boot_ms=rng.randrange(1_000, BOOT_MS_MAX))
@@ -119,6 +123,14 @@ class World:
         """Each store's last life."""
         return [one for one in self._processes.values() if isinstance(one, StoreProcess)]
 
+    def leader(self) -> MasterProcess | None:
+        """The master that serves."""
+        return next((one for one in self.masters() if one.leads), None)
+
+    def in_core(self, process: Process) -> bool:
+        """Whether it must come to rest and serve at the end."""
+        return process.host.name not in self.plan.lost_for_good
+
     # Lives.
 
     def _start_all(self, names: list[str]) -> None:
@@ -137,7 +149,18 @@ class World:
         masters = master_names(self.plan.config)
         process: Process
         if name.startswith("master"):
-            process = MasterProcess(self, name, host, rng, disk=self._disks[name], settings=self._settings)
+            process = MasterProcess(
+                self,
+                name,
+                host,
+                rng,
+                disk=self._disks[name],
+                settings=self._settings,
+                etcd=etcd_names(self.plan.config),
+                ttl_s=self.plan.config.ttl_s,
+            )
+        elif name.startswith("etcd"):
+            process = EtcdMember(self, name, host, rng, cluster=self.etcd)
         elif name.startswith("store"):
             self._incarnations += 1
             process = StoreProcess(
@@ -217,6 +240,8 @@ class World:
                 slow_us = int(fault.amount * 1_000)
                 process.slow_us += slow_us
                 return lambda: _slow(process, -slow_us)
+            case "etcd.member" | "etcd.leader" | "etcd.quorum":
+                return self._pause_etcd(fault)
             case "host.power":
                 return self._power_off(self._hosts[fault.target])
             case "clock.step":
@@ -276,6 +301,25 @@ class World:
 
         return power_on
 
+    def _pause_etcd(self, fault: Fault) -> Callable[[], None] | None:
+        names = etcd_names(self.plan.config)
+        leader = self.etcd.leader or fault.target
+        first = leader if fault.name == "etcd.leader" else fault.target
+        count = 2 if fault.name == "etcd.quorum" else 1
+        paused = [
+            self._processes[name]
+            for name in (first, *(name for name in names if name != first))
+            if name in self._processes
+        ][:count]
+        for process in paused:
+            process.pause()
+
+        def resume() -> None:
+            for process in paused:
+                process.resume()
+
+        return resume
+
     def _reset(self, fault: Fault) -> None:
         routes = set(self._routes(fault))
         for process in list(self._processes.values()):
@@ -311,6 +355,8 @@ class World:
         duration_us = self.plan.config.duration_ms * 1_000
         for fault in self.plan.faults:
             self.scheduler.at(fault.at_us, self.inject, fault)
+        if self.plan.config.masters > 1:
+            self.etcd.start()
         self.scheduler.at(CHECK_US, self._check)
         self.scheduler.run(duration_us)
         self._settle()
@@ -337,13 +383,14 @@ class World:
                 raise Violation("liveness", f"{SETTLE_US // 1_000_000} s after the last fault: {why}")
             self.scheduler.run(self.scheduler.now_us + SETTLE_STEP_US)
         self.say("run", "all is quiet")
-        self.oracle.check_quiet(self.masters()[0], core)
+        leader = self.leader()
+        assert leader is not None
+        self.oracle.check_quiet(leader, core)
         self._serve(core_hosts)
 
     def _unsettled(self, core: set[str]) -> str:
-        if not self.masters():
-            return "no master has started"
-        return self.oracle.unsettled(self.masters()[0], core)
+        leader = self.leader()
+        return "no master leads" if leader is None else self.oracle.unsettled(leader, core)
 
     def _serve(self, core_hosts: set[str]) -> None:
         """Every client of the core is served again, at the latest once its breakers have tried."""
