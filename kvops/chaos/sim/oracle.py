@@ -409,7 +409,8 @@ class Oracle:
                 who = leader.name if digest in ours else master.name
                 raise Violation("replication", f"only {who} knows {self._keys[digest]}")
             for digest, found in ours.items():
-                if theirs[digest] != found:
+                # Nobody tells a standby that a replica is gone while others are left; a sweep finds that out.
+                if theirs[digest][0] != found[0] or not set(found[1]) <= set(theirs[digest][1]):
                     raise Violation(
                         "replication",
                         f"{self._keys[digest]} is {found} at {leader.name}, {theirs[digest]} at {master.name}",
