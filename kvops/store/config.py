@@ -117,6 +117,8 @@ class MasterConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fie
     placement: PlacementPolicy = PlacementPolicy.LOCAL_FIRST
     eviction_high_watermark: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95  # share of the pool
     eviction_low_watermark: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.93
+    # A store that joins empty takes at most twice its share of new objects for this long; 0: all it can.
+    ramp_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] = 60_000
     objects_max: Annotated[int, msgspec.Meta(ge=1, le=1 << 28)] = 16_000_000  # slots are 28-bit in the index
     etcd: list[str] = []  # host:port; with them the master is one of several, and etcd says which one leads
     etcd_ttl_s: Annotated[int, msgspec.Meta(ge=1, le=ETCD_TTL_S_MAX)] = 2  # of the leader's lease
@@ -155,6 +157,8 @@ class StoreConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         1 << 30
     )
     transports: list[str] = msgspec.field(default_factory=lambda: list(TRANSPORTS))
+    # What a stopping store gives its readers and its master.
+    stop_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 5_000
     numa_bind: bool = False  # run on numa_node's CPUs, with memory from there alone
     huge_page_bytes: int = 0  # 0: the kernel's usual pages
 

@@ -433,6 +433,7 @@ class Master:
                 eviction_high_watermark=self.config.eviction_high_watermark,
                 eviction_low_watermark=self.config.eviction_low_watermark,
                 objects_max=self.config.objects_max,
+                ramp_ms=self.config.ramp_ms,
                 seed=int.from_bytes(os.urandom(4), "little"),
             ),
             term=term,
