@@ -243,9 +243,7 @@ class MasterProcess(Process):
             timeout_s = min(TIMEOUT_S_MAX, self._ttl_s / 4)
             self._keys = EtcdClient(self, self._etcd, timeout_us=int(timeout_s * 1_000_000))
             claim = Claim(name=self.name, term=0, address=self.name, control="", host=self.host.name)
-            self.election = Election(
-                claim, ttl_s=self._ttl_s, term_min=terms.read_term(self.disk.directory)
-            )
+            self.election = Election(claim, ttl_s=self._ttl_s, term_min=terms.read_term(self.disk.directory))
             self.world.say(self.name, "started")
         else:
             self._lead_from_journal(terms.raise_term(self.disk.directory, at_least=1))
@@ -572,8 +570,10 @@ class MasterProcess(Process):
         election, leader = self.election, seen.leader
         assert election is not None
         follower = self.follower
-        if leader is not None and leader.name != self.name and (
-            follower is None or follower.leader != leader.address
+        if (
+            leader is not None
+            and leader.name != self.name
+            and (follower is None or follower.leader != leader.address)
         ):
             if follower is not None:
                 follower.stop()
