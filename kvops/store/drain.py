@@ -106,6 +106,7 @@ class Sweeper:
         drop: Takes objects that lie on one store alone out of the index, and has their memory cleared: store,
             slots, now_ms.
         unindex: Takes objects out of the index whose memory is gone.
+        unplace: Forgets one of an object's replicas: store, slot.
         release: Has one replica's memory cleared: store, slot, now_ms.
         revoke: Takes one store's replica from a put: put, store, now_ms.
         done: Told when a sweep has ended.
@@ -120,6 +121,7 @@ class Sweeper:
         *,
         drop: Callable[[Store, Slots, int], None],
         unindex: Callable[[Slots], object],
+        unplace: Callable[[Store, int], None],
         release: Callable[[Store, int, int], None],
         revoke: Callable[[Put, Store, int], None],
         done: Callable[[Sweep, int], None],
@@ -128,6 +130,7 @@ class Sweeper:
         self.swept_total = 0
         self._objects, self._stores, self._puts = objects, stores, puts
         self._drop, self._unindex, self._release = drop, unindex, release
+        self._unplace = unplace
         self._revoke, self._done, self._requests = revoke, done, requests
         self._active: deque[Sweep] = deque()
         self._waiting: list[Sweep] = []  # for leases, or for an announcement
@@ -224,7 +227,7 @@ class Sweeper:
             else:
                 if sweep.gives_back:
                     self._release(store, slot, now_ms)
-                self._objects.drop_places(slot, store.id)
+                self._unplace(store, slot)
         dead = slots[last & (slots != 0)]
         if len(dead):
             if sweep.gives_back:

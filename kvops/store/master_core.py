@@ -46,7 +46,7 @@ from kvops.store.allocator import SEGMENT_BYTES_MAX
 from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
 from kvops.store.drain import Cause, Holds, Sweep, Sweeper
 from kvops.store.eviction import Evictor
-from kvops.store.journal import COMPLETE, COMPLETE_ROW, EXPIRES_ROW, GONE_ROW, Recovery
+from kvops.store.journal import COMPLETE, COMPLETE_ROW, EXPIRES_ROW, GONE_ROW, LESS_ROW, Recovery
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.lease import LeaseTable
 from kvops.store.messages import PutStatus, RemoveStatus
@@ -195,6 +195,7 @@ class MasterCore:
             self.puts,
             drop=self._drop_from,
             unindex=self._unindex,
+            unplace=self._unplace,
             release=self._release_replica,
             revoke=self._take_place,
             done=self._swept,
@@ -214,7 +215,7 @@ class MasterCore:
         self._started_ms = now_ms
         self._pressure_bytes = 0  # a put found no room for this much: evict, whatever the watermark says
         self._evicting = False
-        self._evict_from_ms = now_ms  # a new leader waits for the leases of the one before
+        self._earlier_leases_end_ms = now_ms  # a new leader waits for the leases of the one before
         self._left: list[tuple[StoreId, int, int]] = []  # memory that those may lie on
         self._ticked_ms = now_ms
         self._paused_ms = 0
@@ -757,6 +758,9 @@ class MasterCore:
                 if place[0] in unconfirmed and not unconfirmed[place[0]][at]:
                     store.doomed[generation] = end  # until its node says that it holds it
                     continue
+                if store.trusted and not store.populated_bytes:
+                    self._left.append((*place, footprint))  # not mounted yet: the last leader's leases count
+                    continue
                 store.objects -= 1
                 self._release(
                     place, generation, footprint, not_before_ms=end, patient=patient and end > now_ms
@@ -787,6 +791,14 @@ class MasterCore:
                 store.announced[slots] = False  # whatever takes these slots next is another object
         return self.objects.forget(slots)
 
+    def _unplace(self, store: Store, slot: int) -> None:
+        """One of an object's replicas is gone; another one stays."""
+        less = np.zeros(1, LESS_ROW)
+        less["digest"] = self.index.digests(np.array([slot], np.int64))
+        less["generation"], less["store"] = self.index.location["generation"][slot], store.id
+        self.journal.append(JournalEntry(JournalKind.LESS, less))
+        self.objects.drop_places(slot, store.id)
+
     def _release(
         self,
         place: tuple[StoreId, int],
@@ -796,6 +808,8 @@ class MasterCore:
         not_before_ms: int,
         patient: bool = False,
     ) -> None:
+        # The leader before us may have granted leases that we know nothing of.
+        not_before_ms = max(not_before_ms, self._earlier_leases_end_ms)
         self.stores.release(
             place[0],
             generation=generation,
@@ -849,6 +863,7 @@ class MasterCore:
         Its stores are hidden until they come back with the same incarnation; what they then announce decides.
         """
         self.holds.restore(recovery.holds.values())
+        self._earlier_leases_end_ms = now_ms + LEASE_TTL_MS
         for info in recovery.stores.values():
             store = self.restore_store(info, now_ms=now_ms)
             self._expect_announcement(store)
@@ -903,7 +918,7 @@ class MasterCore:
         """
         self.term, self._sequence = term, 0
         self._started_ms = self._ticked_ms = self._last_evict_ms = now_ms
-        self._evict_from_ms = now_ms + LEASE_TTL_MS
+        self._earlier_leases_end_ms = now_ms + LEASE_TTL_MS
         for store in self.stores:
             if store.state is StoreState.GONE:
                 self.sweeper.begin(Sweep(store, Cause.LOST))
@@ -936,7 +951,7 @@ class MasterCore:
         store.objects = len(offsets)
         for store_id, offset, footprint in self._left:
             if store_id == store.id and store.allocator.reserve(offset, footprint):
-                self.stores.mature_at(self._evict_from_ms, store, offset, footprint)
+                self.stores.mature_at(self._earlier_leases_end_ms, store, offset, footprint)
 
     def _with_ttl(self, rows: NDArray[np.void]) -> list[tuple[int, int]]:
         """Slot and generation of those of these objects, just inserted, that have a TTL."""
@@ -1078,6 +1093,8 @@ class MasterCore:
         for at in np.flatnonzero(known).tolist():
             if (store.id, int(rows["offset"][at])) in self.objects.places(int(slots[at])):
                 store.announced[slots[at]] = True
+            else:
+                known[at] = False  # a replica that the last leader learnt of from its store, and told nobody
         for generation, offset in rows[~known][["generation", "offset"]].tolist():
             ours = generation >> GENERATION_SEQUENCE_BITS == self.term
             if not (ours or generation in store.releasing):
@@ -1242,7 +1259,7 @@ class MasterCore:
         """When the last lease ends that may have been given until now; in a pool that nobody reads, at once."""
         if self._leases_seen != self.index.hits_total + self._touches:
             return now_ms + LEASE_TTL_MS
-        return max(now_ms, self._leased_ms + LEASE_TTL_MS)
+        return max(now_ms, self._leased_ms + LEASE_TTL_MS, self._earlier_leases_end_ms)
 
     def _report(self, hello: Hello, report: m.Report, *, now_ms: int) -> bytes:
         """A client could not read from a store; the group's breaker counts the hosts that say so."""
@@ -1384,7 +1401,7 @@ class MasterCore:
         if not (self._evicting or self._pressure_bytes):
             return
         interval = 1 if high or self._pressure_bytes else EVICT_INTERVAL_MS
-        if now_ms - self._last_evict_ms < interval or now_ms < self._evict_from_ms:
+        if now_ms - self._last_evict_ms < interval or now_ms < self._earlier_leases_end_ms:
             return
         self._last_evict_ms = now_ms
         excess = used - int(capacity * self.settings.eviction_low_watermark)
@@ -1420,7 +1437,11 @@ class MasterCore:
             size, flags = self.index.location[["size", "flags"]][slot].tolist()
             for store_id, offset in self.objects.places(slot):
                 store = self.stores.get(store_id)
-                if store is not None and (store.announced is None or store.trusted or store.announced[slot]):
+                if store is not None and (
+                    store.announced is None
+                    or (store.trusted and store.populated_bytes)
+                    or store.announced[slot]
+                ):
                     held[store_id].append((offset, footprint_bytes(size, chunk_of(flags))))
                     objects[store_id] += 1
         for put in self.puts:

@@ -43,6 +43,7 @@ from kvops.transfer import messages as tm
 
 TICK_S: Final = 0.05
 ON_LOOP_TIMEOUT_S: Final = 2.0
+FIRST_MOUNT_S: Final = 0.5  # the rest of the memory waits this long for the first of it to be of use
 STOP_TIMEOUT_S: Final = 3.0
 
 
@@ -177,6 +178,8 @@ class Node:
             owner=self,
         )
         session.start()
+        # First things first: while pages come, whoever needs a mapping waits for them.
+        await asyncio.to_thread(self._mounted.wait, FIRST_MOUNT_S)
         workers = self.segment.populate(on_failure=self._no_memory, on_done=self._populated)
         ticks = loop.create_task(self._tick())
         collector.settle()

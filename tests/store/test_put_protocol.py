@@ -51,6 +51,7 @@ TROUBLES = (
     "store restarts",
     "master restarts",
     "master forgets",
+    "standby leads",
 )
 DEEDS = ("drain", "drain", "undrain", "undrain", "cordon", "drain host", "migrate", "migrate", "migrated")
 """What an operator does, or a store that was told to migrate."""
@@ -468,7 +469,7 @@ class PutProtocol(RuleBasedStateMachine):
                     self.begin(which, self.move(which, key), 2)
             case "migrated" if node.mounted:
                 self.rig.migrated(node)
-            case "cordon" if self.rig.holds_now().get(target) is None:
+            case "cordon" if not {node.name, node.host} & set(self.rig.holds_now()):
                 self.rig.hold(HoldKind.CORDON, target)
             case "undrain":
                 self.undrain(node)
@@ -536,8 +537,8 @@ class PutProtocol(RuleBasedStateMachine):
                 self.interrupt_mount(node, steps)
             case "store restarts":
                 self.store_restarts(node)
-            case "master restarts" | "master forgets":
-                self.master_restarts(kind == "master restarts", down_ms)
+            case "master restarts" | "master forgets" | "standby leads":
+                self.master_changes(kind, down_ms)
                 match meanwhile:
                     case "all come back":
                         for one in self.rig.nodes:
@@ -556,12 +557,15 @@ class PutProtocol(RuleBasedStateMachine):
                         for key in KEYS:
                             self.begin(1, self.put(1, key, 1_000, 1, [], 0), 100)
 
-    def master_restarts(self, journal: bool, down_ms: int) -> None:
-        """It is killed; without its journal the next one has the stores' slot tables only."""
-        self.rig.restart(journal=journal, down_ms=down_ms)
+    def master_changes(self, kind: str, down_ms: int) -> None:
+        """It is killed; another leads with what it replicated, its journal, or the stores' slot tables only."""
+        if kind == "standby leads":
+            self.rig.fail_over(down_ms=down_ms)
+        else:
+            self.rig.restart(journal=kind == "master restarts", down_ms=down_ms)
         self.conns.clear()
         self.evicted = 0
-        if not journal:
+        if kind == "master forgets":
             self.drained.clear()  # it has forgotten those as well
             self.cordoned.clear()
         for generations in self.model.dead.values():
