@@ -122,5 +122,8 @@ class Actor:
     def floor(self, generation: int) -> None:
         pass
 
+    def migrate(self, number: int, bandwidth_bps: int) -> None:
+        """There are no bytes to copy."""
+
     def mounted(self, store_id: int, term: int) -> None:
         self._mounted.set()

@@ -257,7 +257,7 @@ class BenchPool:
         Keys are ``paper_key(prefix, number)``. Returns once the master knows them all.
         """
         child = self.child(
-            "paper",
+            f"paper-{prefix}",
             "paper",
             {
                 "master": self.master_addresses["listen"],

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvops.errors import ClosedPool, Unreachable, UsageError, WireError, WrongBuffer
 from kvops.files import default_state_dir, read_secret
@@ -54,6 +55,7 @@ from kvops.transfer.stream import ReadJob, WriteJob
 
 DEADLINE_MS_DEFAULT: Final = 200
 STALLED_S: Final = 0.1  # a store that moved nothing for this long before the deadline is counted as hung
+STAT_KEYS: Final = 1_024  # a request
 END_RESERVE_S: Final = 0.02  # of a put's time is kept for telling the master
 TRANSPORTS: Final = ("shm", "tcp")
 CURSOR_DIGITS_MAX: Final = 15  # of a place in a segment
@@ -445,12 +447,21 @@ class Pool:
     ) -> list[Outcome]:
         if self._group_open:
             return self._all(len(keys), Reason.BREAKER_OPEN)
-        plan = PutPlan(self._namespace, keys, texts, views, self._digests(keys), options, depths, part=part)
+        return self._carry_out(
+            PutPlan(self._namespace, keys, texts, views, self._digests(keys), options, depths, part=part),
+            deadline,
+        )
+
+    def carry_out(self, plan: PutPlan, *, deadline_ms: int) -> list[Outcome]:
+        """A put of which the caller has made the plan: for a store that moves what it holds."""
+        return self._carry_out(plan, self._begin(deadline_ms))
+
+    def _carry_out(self, plan: PutPlan, deadline: float) -> list[Outcome]:
         try:
-            epoch, store_ids = plan.started(self._ask(Kind.PUT_START, plan.start_body(), deadline))
+            epoch, store_ids = plan.started(self._ask(plan.start_kind, plan.start_body(), deadline))
             self._know_stores(epoch, store_ids, deadline)
         except Trouble as trouble:
-            return self._all(len(keys), trouble.reason)
+            return self._all(len(plan.outcomes), trouble.reason)
         self._write_groups(plan.groups(self._route), deadline - END_RESERVE_S)
         rows = plan.end_body()
         if rows:
@@ -531,6 +542,20 @@ class Pool:
             "hard_pin": bool(flags & ObjectFlag.HARD_PIN),
             "parts": bool(flags & ObjectFlag.PARTS),
         }
+
+    def stat_rows(self, digests: bytes, *, deadline_ms: int | None = None) -> NDArray[np.void]:
+        """
+        STAT_ROW of index digests, 16 B each end to end; takes no lease.
+
+        Raises:
+            Unreachable: The master did not answer in time.
+        """
+        deadline = self._begin(deadline_ms)
+        parts = [
+            np.frombuffer(self._ask_or_raise(Kind.STAT, frame, deadline), m.STAT_ROW)
+            for frame in _frames(digests, STAT_KEYS * DIGEST_BYTES)
+        ]
+        return np.concatenate([np.empty(0, m.STAT_ROW), *parts])
 
     def ls(
         self,

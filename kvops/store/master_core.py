@@ -46,7 +46,7 @@ from kvops.store.allocator import SEGMENT_BYTES_MAX
 from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
 from kvops.store.drain import Cause, Holds, Sweep, Sweeper
 from kvops.store.eviction import Evictor
-from kvops.store.journal import COMPLETE, COMPLETE_ROW, EXPIRES_ROW, GONE_ROW, Recovery
+from kvops.store.journal import COMPLETE, COMPLETE_ROW, EXPIRES_ROW, GONE_ROW, LESS_ROW, Recovery
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.lease import LeaseTable
 from kvops.store.messages import PutStatus, RemoveStatus
@@ -195,6 +195,7 @@ class MasterCore:
             self.puts,
             drop=self._drop_from,
             unindex=self._unindex,
+            unplace=self._unplace,
             release=self._release_replica,
             revoke=self._take_place,
             done=self._swept,
@@ -214,7 +215,7 @@ class MasterCore:
         self._started_ms = now_ms
         self._pressure_bytes = 0  # a put found no room for this much: evict, whatever the watermark says
         self._evicting = False
-        self._evict_from_ms = now_ms  # a new leader waits for the leases of the one before
+        self._earlier_leases_end_ms = now_ms  # a new leader waits for the leases of the one before
         self._left: list[tuple[StoreId, int, int]] = []  # memory that those may lie on
         self._ticked_ms = now_ms
         self._paused_ms = 0
@@ -273,6 +274,8 @@ class MasterCore:
         match kind:
             case Kind.PUT_START:
                 return self._put_start(conn, peer.writer, body, now_ms=now_ms)
+            case Kind.MOVE_START:
+                return self._move_start(conn, peer.hello, body, now_ms=now_ms)
             case Kind.PUT_END:
                 return self._put_end(conn, body, now_ms=now_ms)
             case Kind.PUT_REVOKE:
@@ -293,6 +296,9 @@ class MasterCore:
                 return self._announce(self._store_of(peer), body, now_ms=now_ms)
             case Kind.BEAT:
                 return self._beat(peer, decode(body, m.Beat), now_ms=now_ms)
+            case Kind.MIGRATED:
+                self._migrated(self._store_of(peer), body, now_ms=now_ms)
+                return b""
             case Kind.LEAVE:
                 return self._leave(self._store_of(peer), now_ms=now_ms)
             case Kind.UNMOUNT:
@@ -416,8 +422,9 @@ class MasterCore:
         ttl_ms: int,
         *,
         now_ms: int,
+        presses: bool = True,
     ) -> Put | PutStatus:
-        """Give a new put its memory, or say why not."""
+        """Give a new put its memory, or say why not; one that ``presses`` has others evicted for the next try."""
         if not 0 < size <= OBJECT_BYTES_MAX or len(self.puts) >= PROCESSING_MAX:
             return PutStatus.REFUSED
         footprint = footprint_bytes(size, chunk_of(flags))
@@ -432,8 +439,9 @@ class MasterCore:
             ),
         )
         if places is None:
-            self._press(footprint, replicas)
-            self.counters.no_space += 1
+            if presses:
+                self._press(footprint, replicas)
+                self.counters.no_space += 1
             return PutStatus.NO_SPACE
         if replicas > 1:
             flags |= ObjectFlag.REPLICATED
@@ -444,6 +452,70 @@ class MasterCore:
         put = Put(digest, generation, size, footprint, depth, tenant, flags, ttl_ms, started_ms, places)
         self.puts.add(put)
         return put
+
+    def _move_start(self, conn: int, hello: Hello, body: bytes, *, now_ms: int) -> bytes:
+        """
+        A store that is to be drained copies what it holds: puts of keys that are readable, to take their place.
+
+        Everything but place and generation stays as it is. EXISTS: it is readable elsewhere as well. REFUSED: it
+        is not there any more, or this store is not to be emptied.
+        """
+        rows = _rows(body, m.PUT_ROW, start=m.PUT_HEAD.size, count_max=PUTS_PER_FRAME_MAX)
+        source = self.stores.named(hello.name)
+        status = bytearray(len(rows))
+        granted = [bytes(LOCATION_ROW.size)] * len(rows)
+        if source is None or self.holds.migrating(source) is None:
+            status = bytearray([PutStatus.REFUSED]) * len(rows)
+            rows = rows[:0]
+        digests = np.ascontiguousarray(rows["digest"])
+        slots = self.index.find(digests)
+        readable = self.objects.readable(slots, now_ms=now_ms).tolist()
+        raw, sizes = digests.tobytes(), rows["size"].tolist()
+        for row, slot in enumerate(slots.tolist()):
+            assert source is not None
+            generation, _, size, _, flags = self.index.location[slot].tolist()
+            if not readable[row] or size != sizes[row]:
+                status[row] = PutStatus.REFUSED
+                continue
+            held = [self.stores.get(place[0]) for place in self.objects.places(slot)]
+            if source not in held or any(store is not None and store.takes_objects for store in held):
+                status[row] = PutStatus.EXISTS
+                continue
+            digest = raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
+            put = self.puts.get(digest)
+            if put is not None and not put.writers:
+                self._preempt(put, now_ms=now_ms)
+                put = None
+            if put is not None:
+                status[row] = PutStatus.IN_PROGRESS
+                continue
+            writer = Writer(source.mount.host, source.mount.numa_node)
+            made = self._start(
+                digest,
+                size,
+                writer,
+                self._placement.order(writer, self._ready(), epoch=self.stores.epoch),
+                1,
+                flags & (PERMANENT_FLAGS | ObjectFlag.HAS_TTL),
+                int(self.index.tenant[slot]),
+                int(self.index.depth[slot]),
+                0,
+                now_ms=now_ms,
+                presses=False,  # what is put anew is worth more than what is cold here
+            )
+            if not isinstance(made, Put):
+                status[row] = made
+                continue
+            made.moved_from = generation
+            self.puts.join(made, conn)
+            store_id, offset = made.places[0]
+            granted[row] = LOCATION_ROW.pack(made.generation, offset, made.size, store_id, made.flags)
+        head = m.PUT_REPLY_HEAD.pack(self.stores.epoch, 1)
+        return b"".join((head, status, bytes(-len(status) % 8), *granted))
+
+    def _migrated(self, store: Store, body: bytes, *, now_ms: int) -> None:
+        number, unmoved = _unpack(m.MIGRATED, body)
+        self.holds.migrated(store, number=number, unmoved=unmoved, now_ms=now_ms)
 
     def _put_end(self, conn: int, body: bytes, *, now_ms: int) -> bytes:
         rows = _rows(body, m.END_ROW, count_max=PUTS_PER_FRAME_MAX)
@@ -463,6 +535,11 @@ class MasterCore:
                 continue
             self.puts.pop(put)
             kept = []
+            if put.moved_from:
+                # Removed or replaced meanwhile: the copy must not bring it back.
+                slot = self.index.find_one(digest)
+                if int(self.index.location["generation"][slot]) != put.moved_from:
+                    written[row] = 0
             for replica, place in enumerate(put.places):
                 if place[0] and written[row] >> replica & 1 and not self._is_drained(place[0]):
                     kept.append(place)
@@ -491,16 +568,26 @@ class MasterCore:
             LOCATION,
         )
         stale = self.index.find(digests)
+        recency: dict[int, int] = {}  # of puts that are moves, by their position
         if stale.any():  # hidden, expired, or announced while this put was under way: the newer one stays
-            self._drop(np.unique(stale[stale != 0]), now_ms=now_ms)
+            for at, (put, slot) in enumerate(zip(puts, stale.tolist(), strict=True)):
+                if put.moved_from:
+                    recency[at] = int(self.index.touched_ms[slot])
+                    put.expires_ms = self.objects.expiry(slot)
+                    self._note_moved(slot)
+            self._drop(np.unique(stale[stale != 0]), now_ms=now_ms, patient=True)
         depths = np.array([put.depth for put in puts], np.uint16)
         tenants = np.array([put.tenant for put in puts], np.uint16)
         slots = self.objects.insert(digests, locations, depths, tenants, now_ms=now_ms)
+        for at, touched_ms in recency.items():
+            self.index.touched_ms[slots[at]] = touched_ms
         for put, slot in zip(puts, slots.tolist(), strict=True):
             for place in put.places[1:]:
                 self.objects.add_place(slot, place)
-            if put.ttl_ms:
-                self.objects.expire_at(slot, now_ms + put.ttl_ms)
+            if put.ttl_ms and not put.expires_ms:
+                put.expires_ms = now_ms + put.ttl_ms
+            if put.expires_ms:
+                self.objects.expire_at(slot, put.expires_ms)
             for store_id, _ in put.places:
                 store = self.stores.get(store_id)
                 if store is not None:
@@ -508,6 +595,13 @@ class MasterCore:
                     if store.announced is not None:
                         store.announced[slot] = True
         self._journal_complete(puts, now_ms=now_ms)
+
+    def _note_moved(self, slot: int) -> None:
+        """An object leaves stores that are to be drained."""
+        for store_id, _ in self.objects.places(slot):
+            store = self.stores.get(store_id)
+            if store is not None:
+                self.holds.moved(store, int(self.index.location["size"][slot]))
 
     def _journal_complete(self, puts: list[Put], *, now_ms: int) -> None:
         rows = [
@@ -519,7 +613,7 @@ class MasterCore:
         ]
         entry = np.frombuffer(b"".join(rows), COMPLETE_ROW)
         self.journal.append(JournalEntry(JournalKind.COMPLETE, entry))
-        ends = [(p.generation, now_ms + p.ttl_ms) for p in puts if p.ttl_ms]
+        ends = [(p.generation, p.expires_ms) for p in puts if p.expires_ms]
         if ends:
             self.journal.append(JournalEntry(JournalKind.EXPIRES, np.array(ends, EXPIRES_ROW)))
 
@@ -640,8 +734,12 @@ class MasterCore:
         if len(self._removed) > REMOVED_MAX:
             del self._removed[next(iter(self._removed))]
 
-    def _drop(self, slots: Slots, *, now_ms: int) -> None:
-        """Take COMPLETE objects out of the index; their memory comes back once their leases have ended."""
+    def _drop(self, slots: Slots, *, now_ms: int, patient: bool = False) -> None:
+        """
+        Take COMPLETE objects out of the index; their memory comes back once their leases have ended.
+
+        ``patient``: until then it is not even cleared.
+        """
         locations = self.index.location[slots]
         ends = now_ms + LEASE_TTL_MS - ((now_ms - self.index.touched_ms[slots].astype(np.int64)) & U32)
         footprints = footprint_bytes(locations["size"].astype(np.int64), chunks_of(locations["flags"]))
@@ -660,8 +758,13 @@ class MasterCore:
                 if place[0] in unconfirmed and not unconfirmed[place[0]][at]:
                     store.doomed[generation] = end  # until its node says that it holds it
                     continue
+                if store.trusted and not store.populated_bytes:
+                    self._left.append((*place, footprint))  # not mounted yet: the last leader's leases count
+                    continue
                 store.objects -= 1
-                self._release(place, generation, footprint, not_before_ms=end)
+                self._release(
+                    place, generation, footprint, not_before_ms=end, patient=patient and end > now_ms
+                )
 
     def _drop_from(self, store: Store, slots: Slots, now_ms: int) -> None:
         """``_drop``, for objects that lie on one store alone and that nobody can hold a lease on."""
@@ -688,11 +791,32 @@ class MasterCore:
                 store.announced[slots] = False  # whatever takes these slots next is another object
         return self.objects.forget(slots)
 
+    def _unplace(self, store: Store, slot: int) -> None:
+        """One of an object's replicas is gone; another one stays."""
+        less = np.zeros(1, LESS_ROW)
+        less["digest"] = self.index.digests(np.array([slot], np.int64))
+        less["generation"], less["store"] = self.index.location["generation"][slot], store.id
+        self.journal.append(JournalEntry(JournalKind.LESS, less))
+        self.objects.drop_places(slot, store.id)
+
     def _release(
-        self, place: tuple[StoreId, int], generation: Generation, footprint: int, *, not_before_ms: int
+        self,
+        place: tuple[StoreId, int],
+        generation: Generation,
+        footprint: int,
+        *,
+        not_before_ms: int,
+        patient: bool = False,
     ) -> None:
+        # The leader before us may have granted leases that we know nothing of.
+        not_before_ms = max(not_before_ms, self._earlier_leases_end_ms)
         self.stores.release(
-            place[0], generation=generation, offset=place[1], footprint=footprint, not_before_ms=not_before_ms
+            place[0],
+            generation=generation,
+            offset=place[1],
+            footprint=footprint,
+            not_before_ms=not_before_ms,
+            patient=patient,
         )
 
     def _release_replica(self, store: Store, slot: int, now_ms: int) -> None:
@@ -739,6 +863,7 @@ class MasterCore:
         Its stores are hidden until they come back with the same incarnation; what they then announce decides.
         """
         self.holds.restore(recovery.holds.values())
+        self._earlier_leases_end_ms = now_ms + LEASE_TTL_MS
         for info in recovery.stores.values():
             store = self.restore_store(info, now_ms=now_ms)
             self._expect_announcement(store)
@@ -793,7 +918,7 @@ class MasterCore:
         """
         self.term, self._sequence = term, 0
         self._started_ms = self._ticked_ms = self._last_evict_ms = now_ms
-        self._evict_from_ms = now_ms + LEASE_TTL_MS
+        self._earlier_leases_end_ms = now_ms + LEASE_TTL_MS
         for store in self.stores:
             if store.state is StoreState.GONE:
                 self.sweeper.begin(Sweep(store, Cause.LOST))
@@ -826,7 +951,7 @@ class MasterCore:
         store.objects = len(offsets)
         for store_id, offset, footprint in self._left:
             if store_id == store.id and store.allocator.reserve(offset, footprint):
-                self.stores.mature_at(self._evict_from_ms, store, offset, footprint)
+                self.stores.mature_at(self._earlier_leases_end_ms, store, offset, footprint)
 
     def _with_ttl(self, rows: NDArray[np.void]) -> list[tuple[int, int]]:
         """Slot and generation of those of these objects, just inserted, that have a TTL."""
@@ -968,6 +1093,8 @@ class MasterCore:
         for at in np.flatnonzero(known).tolist():
             if (store.id, int(rows["offset"][at])) in self.objects.places(int(slots[at])):
                 store.announced[slots[at]] = True
+            else:
+                known[at] = False  # a replica that the last leader learnt of from its store, and told nobody
         for generation, offset in rows[~known][["generation", "offset"]].tolist():
             ours = generation >> GENERATION_SEQUENCE_BITS == self.term
             if not (ours or generation in store.releasing):
@@ -1064,6 +1191,10 @@ class MasterCore:
             self.stores.set_state(store, StoreState.SUSPECTED)
             self._event(now_ms, "store.suspected", store.mount.name, reason="its data loop stands still")
         store.populate(beat.populated_bytes)
+        hold = self.holds.migrating(store)
+        if hold is not None and store.state is StoreState.READY:
+            body = m.MIGRATE.pack(hold.number, hold.bandwidth_bps)
+            self.out.append((store.conn, wire.pack(Kind.MIGRATE, body)))
         return m.BEAT_REPLY.pack(self.term, 0, self._floor())
 
     def _floor(self) -> int:
@@ -1128,7 +1259,7 @@ class MasterCore:
         """When the last lease ends that may have been given until now; in a pool that nobody reads, at once."""
         if self._leases_seen != self.index.hits_total + self._touches:
             return now_ms + LEASE_TTL_MS
-        return max(now_ms, self._leased_ms + LEASE_TTL_MS)
+        return max(now_ms, self._leased_ms + LEASE_TTL_MS, self._earlier_leases_end_ms)
 
     def _report(self, hello: Hello, report: m.Report, *, now_ms: int) -> bytes:
         """A client could not read from a store; the group's breaker counts the hosts that say so."""
@@ -1270,7 +1401,7 @@ class MasterCore:
         if not (self._evicting or self._pressure_bytes):
             return
         interval = 1 if high or self._pressure_bytes else EVICT_INTERVAL_MS
-        if now_ms - self._last_evict_ms < interval or now_ms < self._evict_from_ms:
+        if now_ms - self._last_evict_ms < interval or now_ms < self._earlier_leases_end_ms:
             return
         self._last_evict_ms = now_ms
         excess = used - int(capacity * self.settings.eviction_low_watermark)
@@ -1306,7 +1437,11 @@ class MasterCore:
             size, flags = self.index.location[["size", "flags"]][slot].tolist()
             for store_id, offset in self.objects.places(slot):
                 store = self.stores.get(store_id)
-                if store is not None and (store.announced is None or store.trusted or store.announced[slot]):
+                if store is not None and (
+                    store.announced is None
+                    or (store.trusted and store.populated_bytes)
+                    or store.announced[slot]
+                ):
                     held[store_id].append((offset, footprint_bytes(size, chunk_of(flags))))
                     objects[store_id] += 1
         for put in self.puts:
@@ -1328,7 +1463,7 @@ def _state_when_heard(store: Store, now_ms: int) -> StoreState:
 
 
 _STORE_KINDS: Final = frozenset(
-    {Kind.MOUNT, Kind.SLOTS, Kind.BEAT, Kind.LEAVE, Kind.UNMOUNT, wire.reply(Kind.FREE)}
+    {Kind.MOUNT, Kind.SLOTS, Kind.BEAT, Kind.LEAVE, Kind.MIGRATED, Kind.UNMOUNT, wire.reply(Kind.FREE)}
 )
 
 

@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
+import numpy as np
 import uvloop
+from numpy.typing import NDArray
 
 from kvops import collector
 from kvops.errors import KvopsError, Refused, Unreachable, WireError
@@ -31,7 +33,8 @@ from kvops.store import messages as m
 from kvops.store.clock import boot_id
 from kvops.store.config import StoreConfig
 from kvops.store.listen import connection_room, listen_tcp, listen_unix
-from kvops.store.node_core import NodeCore, Write
+from kvops.store.mover import Mover
+from kvops.store.node_core import NodeCore, Source, Write
 from kvops.store.numa import bind_process, read_placement
 from kvops.store.segment import Segment
 from kvops.store.session import SLOTS_PER_FRAME, Session
@@ -42,6 +45,9 @@ TICK_S: Final = 0.05
 ON_LOOP_TIMEOUT_S: Final = 2.0
 FIRST_MOUNT_S: Final = 0.5  # the rest of the memory waits this long for the first of it to be of use
 STOP_TIMEOUT_S: Final = 3.0
+
+
+Answer = TypeVar("Answer")
 
 
 class _Peer(WirePeer):
@@ -126,6 +132,7 @@ class Node:
         self._addresses: dict[str, str] = {}
         self._mounted = threading.Event()
         self._session: Session | None = None
+        self._mover: Mover | None = None
         self._exit_code = 0
         self.elsewhere_bytes: int | None = None  # of the segment, on other NUMA nodes; None: not known
 
@@ -162,6 +169,14 @@ class Node:
             owner=self,
         )
         self._session = session
+        self._mover = Mover(
+            self.config.masters,
+            secret_file=Path(self.config.secret_file),
+            group=self.config.group,
+            name=self.config.name,
+            host=self.config.host,
+            owner=self,
+        )
         session.start()
         # First things first: while pages come, whoever needs a mapping waits for them.
         await asyncio.to_thread(self._mounted.wait, FIRST_MOUNT_S)
@@ -171,6 +186,7 @@ class Node:
         await self._stop.wait()
         notify("STOPPING=1")
         log.info("store.stopping")
+        self._mover.stop()
         await asyncio.to_thread(session.stop, self.config.stop_grace_ms / 1_000)
         ticks.cancel()
         for server in servers:
@@ -307,8 +323,8 @@ class Node:
 
     # The session's side; called on its thread.
 
-    def _on_loop(self, ask: Callable[[], tuple[bytes, int]]) -> tuple[bytes, int]:
-        future: Future[tuple[bytes, int]] = Future()
+    def _on_loop(self, ask: Callable[[], Answer]) -> Answer:
+        future: Future[Answer] = Future()
 
         def answer() -> None:
             try:
@@ -362,6 +378,22 @@ class Node:
     def floor(self, generation: int) -> None:
         """No put below this generation is under way."""
         self._loop.call_soon_threadsafe(self.core.raise_floor, generation)
+
+    def migrate(self, number: int, bandwidth_bps: int) -> None:
+        """Copy what is here to other stores."""
+        if self._mover is not None:
+            self._mover.told(number, bandwidth_bps)
+
+    # The mover's side; called on its thread.
+
+    def sources(self, rows: NDArray[np.void]) -> list[Source | None]:
+        """What lies in these slots."""
+        return self._on_loop(lambda: self.core.sources(rows))
+
+    def migrated(self, number: int, unmoved: int) -> None:
+        """All that could be copied for a hold has been."""
+        if self._session is not None:
+            self._session.migrated(number, unmoved)
 
     def mounted(self, store_id: int, term: int) -> None:
         """The master has taken us in: from the first time on we are ready."""

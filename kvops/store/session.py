@@ -46,6 +46,9 @@ class SessionOwner(Protocol):
     def floor(self, generation: int) -> None:
         """No put below this generation is under way."""
 
+    def migrate(self, number: int, bandwidth_bps: int) -> None:
+        """Copy what is here to other stores, for a hold; said again with every beat."""
+
     def mounted(self, store_id: int, term: int) -> None:
         """The master has taken us in."""
 
@@ -218,6 +221,8 @@ class Session:
         if frame.kind == Kind.FREE:
             request = frame.request
             self._owner.free(body, lambda answer: self._freed(request, answer))
+        elif frame.kind == Kind.MIGRATE:
+            self._owner.migrate(*m.MIGRATE.unpack(body))
         elif frame.kind == wire.reply(Kind.BEAT):
             _, unknown, floor = m.BEAT_REPLY.unpack(body)
             if unknown:
@@ -225,6 +230,11 @@ class Session:
             self._owner.floor(floor)
         elif frame.kind == self._awaited:
             self._answer = body
+
+    def migrated(self, number: int, unmoved: int) -> None:
+        """Tell the master that all that could be copied has been. On any thread."""
+        self._answers.append(wire.pack(Kind.MIGRATED, m.MIGRATED.pack(number, unmoved)))
+        self._wake()
 
     def _freed(self, request: int, answer: bytes) -> None:
         self._answers.append(wire.pack(wire.reply(Kind.FREE), answer, request))

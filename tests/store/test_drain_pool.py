@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvops import PutOptions
 from kvops.errors import KvopsError
 from kvops.files import read_secret
 from kvops.limits import LEASE_TTL_MS
@@ -253,3 +254,101 @@ def test_a_master_that_stood_still_gives_nobody_up(pool: LocalPool, prefix: str)
             return False
 
     until(whole, "every object is readable")
+
+
+def wait_moved(client: ControlClient, target: str) -> None:
+    until(
+        lambda: hold_state(client, target) is HoldState.DRAINED,
+        f"{target} is empty",
+        timeout_s=30,
+    )
+
+
+def test_migration_without_a_moment_of_absence(pool: LocalPool, prefix: str) -> None:
+    """Every object of a store stays readable, byte for byte, while it moves elsewhere and the store is drained."""
+    where = spread(pool, prefix, per_store=60, size=SIZE)
+    victim = pool.stores[1]
+    mine = [key for key, name in where.items() if name == victim.name]
+    writer = pool.connect(host=victim.config["host"])
+    pins = PutOptions(hard_pin=True, tenant=7, ttl_ms=600_000)
+    pinned, part = f"{prefix}pinned", f"{prefix}part"
+    assert writer.put(pinned, page(pinned, 100), options=pins).ok
+    assert writer.put_part(part, page(part, SIZE), offset=0, total_size=SIZE).ok
+    stop = threading.Event()
+    missed: list[str] = []
+    rounds = [0]
+
+    def reader() -> None:
+        client = pool.connect(host="host-9", name="reader")
+        while not stop.is_set():
+            outcomes = read(client, mine, SIZE)
+            missed.extend(key for key, outcome in zip(mine, outcomes, strict=True) if not outcome.ok)
+            rounds[0] += 1
+
+    thread = threading.Thread(target=reader)
+    thread.start()
+    try:
+        with control(pool) as client:
+            began = client.drain([victim.name], migrate=True, reason="move")
+            wait_moved(client, victim.name)
+            (hold,) = client.holds().holds
+    finally:
+        stop.set()
+        thread.join(10)
+
+    assert began.holds[0].state is HoldState.MIGRATING
+    assert missed == []
+    assert rounds[0] > 0
+    assert (hold.unmoved, hold.left, hold.objects) == (0, 0, 0)
+    assert hold.migrated >= len(mine) + 2
+    looker = pool.connect()
+    assert all(pool.store_of(looker, key) is not victim for key in [*mine, pinned, part])
+    stat = looker.stat(pinned)
+    assert stat is not None
+    assert stat["hard_pin"]
+    assert stat["tenant"] == 7
+    assert 0 < stat["ttl_left_ms"] <= 600_000
+    assert looker.get(part) == page(part, SIZE)
+
+
+def test_a_removed_object_does_not_come_back_with_a_migration(pool: LocalPool, prefix: str) -> None:
+    """What is removed while it moves, or has moved, is gone."""
+    where = spread(pool, prefix, per_store=100, size=SIZE)
+    victim = pool.stores[0]
+    mine = [key for key, name in where.items() if name == victim.name]
+    remover = pool.connect()
+    with control(pool) as client:
+        client.drain([victim.name], migrate=True)
+        gone = mine[::2]
+        for key in gone:
+            assert remover.remove(key).ok
+        wait_moved(client, victim.name)
+
+    looker = pool.connect()
+    assert not any(looker.batch_exists(gone))
+    assert all(looker.batch_exists([key for key in mine if key not in gone]))
+
+
+def test_what_does_not_fit_is_reported(pool: LocalPool, prefix: str) -> None:
+    """Into a pool without room for all of it the hottest objects move; the rest is counted, and drained."""
+    size = 1 << 20
+    for store in pool.stores:
+        client = pool.connect(host=store.config["host"], deadline_ms=20_000)
+        for number in range(24):
+            key = f"{prefix}{store.name}/{number}"
+            assert client.put(key, page(key, size)).ok
+    victim = pool.stores[2]
+    mine = [f"{prefix}{victim.name}/{number}" for number in range(24)]
+    looker = pool.connect(deadline_ms=20_000)
+    hot = [key for key in mine[-3:] if looker.stat(key) is not None]
+    looker.touch(hot)
+
+    with control(pool) as client:
+        client.drain([victim.name], migrate=True)
+        wait_moved(client, victim.name)
+        (hold,) = client.holds().holds
+
+    assert hot
+    assert hold.unmoved > 0
+    assert hold.migrated >= len(hot)
+    assert all(looker.batch_exists(hot))
