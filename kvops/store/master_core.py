@@ -949,9 +949,6 @@ class MasterCore:
         held = store.allocator.reserve_batch(offsets, footprints)
         assert held.all(), "the directory gives no byte twice, and none that is not there"
         store.objects = len(offsets)
-        for release in store.releasing.values():  # removed or expired since we lead, before it came
-            taken = store.allocator.reserve(release.offset, release.footprint)
-            assert taken, "what is on its way back belongs to nobody else"
         for store_id, offset, footprint in self._left:
             if store_id == store.id and store.allocator.reserve(offset, footprint):
                 self.stores.mature_at(self._earlier_leases_end_ms, store, offset, footprint)
@@ -1123,7 +1120,7 @@ class MasterCore:
         known = int(self.index.location["generation"][slot]) if slot else 0
         if slot and known == generation:
             assert store.announced is not None
-            self.objects.add_place(slot, (store.id, offset))
+            self._add_replica(slot, (store.id, offset), row)
             store.announced[slot] = True
             store.objects += 1
         elif known > generation or generation in store.doomed or generation <= self._removed.get(digest, 0):
@@ -1134,6 +1131,18 @@ class MasterCore:
             if slot:
                 self._drop(np.array([slot], np.int64), now_ms=now_ms)
             self._adopt(store, np.array([row], m.SLOT_ROW), now_ms=now_ms)
+
+    def _add_replica(self, slot: int, place: Place, row: np.void) -> None:
+        """A replica that we had lost sight of; standbys and the journal learn of it as well."""
+        if place in self.objects.places(slot):
+            return
+        self.objects.add_place(slot, place)
+        entry = np.zeros(1, COMPLETE_ROW)
+        entry["location"] = self.index.location[slot]
+        entry["location"]["store"], entry["location"]["offset"] = place
+        for name in ("digest", "chunk", "depth", "tenant"):
+            entry[name] = row[name]
+        self.journal.append(JournalEntry(JournalKind.COMPLETE, entry))
 
     def _adopt(self, store: Store, rows: NDArray[np.void], *, now_ms: int) -> None:
         """Objects that only their store knew: keys that are absent and distinct."""
