@@ -1,0 +1,1 @@
+"""Faults that are proved, undone and proved gone."""
