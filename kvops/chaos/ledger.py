@@ -122,9 +122,13 @@ class Experiment:
 
     @property
     def dirty(self) -> bool:
-        """Whether something of it may be left: its undo list was written and no end was."""
+        """
+        Whether something of it may be left: an injection was begun, and no clean end was reached.
+
+        INJECTING is on disk before anything is touched: without it nothing was.
+        """
         entries = self.entries()
-        return any(entry.undo for entry in entries) and entries[-1].state not in ENDED
+        return any(entry.state is State.INJECTING for entry in entries) and entries[-1].state not in ENDED
 
     def undo_steps(self) -> tuple[list[UndoStep], str]:
         """What takes it back, and the boot it was written in."""

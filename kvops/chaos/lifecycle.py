@@ -44,7 +44,7 @@ from kvops.errors import (
     Unsupported,
     UsageError,
 )
-from kvops.fleet.process import identify, is_running, wait_ended
+from kvops.fleet.process import ProcessIdentity, identify, is_running, wait_ended
 from kvops.host import Host
 from kvops.signals import signals_held
 from kvops.store.clock import boot_ms
@@ -124,7 +124,7 @@ class Injection:
         self.experiment: Experiment | None = None
         self._on_state = on_state
         self._running_fd = -1
-        self._guardian: Any = None
+        self._guardian: ProcessIdentity | None = None
         self._steps: list[UndoStep] = []
         self._before: dict[str, str] = {}
         self._began = False  # something may have been touched
@@ -208,7 +208,9 @@ class Injection:
             )
         )
         self._enter(
-            State.GUARDED, detail=f"guardian {self._guardian.pid}", facts={"guardian": self._guardian.pid}
+            State.GUARDED,
+            detail=f"guardian {self._guardian.pid}",
+            facts={"guardian": dataclasses.asdict(self._guardian)},
         )
 
     def _inject(self) -> list[Evidence]:

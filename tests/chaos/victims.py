@@ -86,10 +86,21 @@ class Victim:
             str(self.port),
             "child" if child else "alone",
         ]
+        self._child = child
+        self.start()
+
+    def start(self) -> None:
+        """Run it and wait until it listens."""
         self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, start_new_session=True)
-        until(lambda: listens("127.0.0.1", self.port), f"{name} listens")
-        if child:
-            until(lambda: len(self.target.processes) == 2, f"{name} has a child")
+        until(lambda: listens("127.0.0.1", self.port), f"{self.name} listens")
+        if self._child:
+            until(lambda: len(self.target.processes) == 2, f"{self.name} has a child")
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs; collects it when it has ended."""
+        self.process.poll()
+        return next(running(self.argv), None) is not None
 
     @property
     def target(self) -> Target:
