@@ -1,1 +1,1 @@
-"""Faults that are proved, undone and proved gone."""
+"""Faults on purpose: what was promised, what was injected, what clients saw, what that proves."""
