@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvops.chaos.model import Fault
     from kvops.fleet.local import LocalGroup
 
-_GIVEN: Final = frozenset({"target", "control", "token", "expires_s"})  # not for an experiment to say
+_GIVEN: Final = frozenset({"target", "control", "token", "expires_s", "seen"})  # not for an experiment to say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
