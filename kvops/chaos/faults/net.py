@@ -34,7 +34,7 @@ def _from_outside(target: Target, control: Target, *, timeout_s: float = 0.5) ->
 
 
 def _control(control: Target) -> Signal:
-    return control_is_well(control, from_netns=control.netns)
+    return control_is_well(control)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ class _Proxied:
         return seen.total_ms, seen.answer
 
     def _control(self) -> Signal:
-        return control_is_well(self.control, from_netns=self.control.netns)
+        return control_is_well(self.control)
 
 
 def _free_port() -> int:
