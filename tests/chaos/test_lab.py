@@ -72,7 +72,7 @@ import sys, kvops
 address, secret, what = sys.argv[1:]
 keys = [f"key-{index}" for index in range(20)]
 data = bytes(range(256)) * 16
-with kvops.connect(address, deadline_ms=400, secret_file=secret, host="client") as pool:
+with kvops.connect(address, deadline_ms=400, secret_file=secret, group="lab", host="client") as pool:
     if what == "put":
         assert all(pool.put(key, data).ok for key in keys)
         print(*[pool.stat(key)["store"] for key in keys])
