@@ -22,10 +22,10 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from kvops.chaos import netns, procs
+from kvops.chaos import netns, outside, procs
 from kvops.chaos.procs import with_word
 from kvops.errors import LeftBehind
-from kvops.fleet.process import ProcessIdentity, is_running, is_stopped, send_signal, wait_ended
+from kvops.fleet.process import ProcessIdentity, identify, is_running, is_stopped, send_signal, wait_ended
 
 KILL_GRACE_S: Final = 2.0
 RESTART_TIMEOUT_S: Final = 30.0
@@ -307,7 +307,11 @@ class RestartRole(Step, frozen=True, kw_only=True, tag="restart_role"):
         same = (found.pid, found.started_ticks) == (self.unless_pid, self.unless_ticks)
         return found.running and found.ready and not same
 
-    def act(self) -> None:
+    def act(self, *, preload: str = "") -> None:
+        """As any step; ``preload`` names a shared object that the member is to load."""
+        env = {**os.environ, "PYTHONPATH": package_root()}
+        if preload:
+            env["LD_PRELOAD"] = preload
         result = subprocess.run(
             self._argv(),
             capture_output=True,
@@ -316,7 +320,7 @@ class RestartRole(Step, frozen=True, kw_only=True, tag="restart_role"):
             check=False,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": package_root()},
+            env=env,
         )
         if result.returncode != 0:
             said = (result.stderr or result.stdout).strip().splitlines()
@@ -398,6 +402,59 @@ class StartProcess(Step, frozen=True, kw_only=True, tag="start_process"):
         return f"{_enter(self.netns) if self.netns else ''}{shlex.join(self.argv)}"
 
 
+class EndPreloaded(Step, frozen=True, kw_only=True, tag="end_preloaded"):
+    """End the processes that have a shared object of ours loaded: only a new one is without it."""
+
+    token: str
+
+    def _found(self) -> list[ProcessIdentity]:
+        found = []
+        for pid in procs.pids():
+            try:
+                loaded = self.token in Path(f"/proc/{pid}/maps").read_text()
+            except OSError:
+                continue  # it ended, or is not ours
+            identity = identify(pid) if loaded else None
+            if identity is not None:
+                found.append(identity)
+        return found
+
+    def done(self) -> bool:
+        return not self._found()
+
+    def act(self) -> None:
+        found = self._found()
+        for identity in found:
+            send_signal(identity, signal.SIGTERM)
+        for identity in wait_ended(found, timeout_s=KILL_GRACE_S):
+            send_signal(identity, signal.SIGKILL)
+        wait_ended(found, timeout_s=KILL_GRACE_S)
+
+    def command(self) -> str:
+        return f"kill $(grep -l {self.token} /proc/[0-9]*/maps | cut -d/ -f3)"
+
+
+class Undrain(Step, frozen=True, kw_only=True, tag="undrain"):
+    """Lift the drain of a store."""
+
+    persistent: ClassVar[bool] = True
+    state_dir: str
+    group: str
+    store: str
+
+    def done(self) -> bool:
+        said = outside.kvops_json(self.state_dir, self.group, "status")
+        if said is None or "holds" not in said:
+            return False
+        return all(self.store not in hold.get("stores", []) for hold in said["holds"])
+
+    def act(self) -> None:
+        outside.kvops_json(self.state_dir, self.group, "undrain", self.store)
+
+    def command(self) -> str:
+        return f"kvops undrain -g {self.group} --state-dir {shlex.quote(self.state_dir)} {self.store}"
+
+
 class RemoveNetns(Step, frozen=True, kw_only=True, tag="remove_netns"):
     """Remove a named network namespace of ours, with its links."""
 
@@ -425,6 +482,8 @@ UndoStep = (
     | RemovePath
     | RestartRole
     | StartProcess
+    | EndPreloaded
+    | Undrain
     | RemoveNetns
 )
 

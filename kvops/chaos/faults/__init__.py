@@ -7,7 +7,18 @@ from typing import Final
 
 from kvops.chaos.model import entered
 
-AREAS: Final = ("process", "net", "stream")
+AREAS: Final = (
+    "process",
+    "net",
+    "stream",
+    "etcd",
+    "master",
+    "disk",
+    "limits",
+    "clock",
+    "load",
+    "fleet",
+)
 
 
 def catalogue() -> dict[str, type]:
