@@ -51,6 +51,10 @@ class Rolling:
     def __post_init__(self) -> None:
         if not self.members:
             object.__setattr__(self, "members", tuple(fellows(self.target, self.target.role)))
+        if any(one.name == self.control.name for one in self.members):  # all of them are restarted
+            spared = [one for role in ("master", "store") for one in fellows(self.target, role)]
+            spared = [one for one in spared if one.role != self.target.role]
+            object.__setattr__(self, "control", (spared or [self.control])[0])
 
     @classmethod
     def here(cls) -> Here:
