@@ -17,6 +17,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -29,6 +30,7 @@ from kvops.fleet.process import ProcessIdentity, identify, is_running, is_stoppe
 
 KILL_GRACE_S: Final = 2.0
 RESTART_TIMEOUT_S: Final = 30.0
+MARK: Final = "KVOPS_CHAOS_MARK"  # in the environment of what is started wrong on purpose
 _MIDDLEMAN: Final = (
     "import subprocess, sys;subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)"
 )
@@ -307,11 +309,9 @@ class RestartRole(Step, frozen=True, kw_only=True, tag="restart_role"):
         same = (found.pid, found.started_ticks) == (self.unless_pid, self.unless_ticks)
         return found.running and found.ready and not same
 
-    def act(self, *, preload: str = "") -> None:
-        """As any step; ``preload`` names a shared object that the member is to load."""
-        env = {**os.environ, "PYTHONPATH": package_root()}
-        if preload:
-            env["LD_PRELOAD"] = preload
+    def act(self, *, more_env: Mapping[str, str] | None = None) -> None:
+        """As any step; with ``more_env`` in the environment of the member."""
+        env = {**os.environ, "PYTHONPATH": package_root(), **(more_env or {})}
         result = subprocess.run(
             self._argv(),
             capture_output=True,
@@ -402,16 +402,57 @@ class StartProcess(Step, frozen=True, kw_only=True, tag="start_process"):
         return f"{_enter(self.netns) if self.netns else ''}{shlex.join(self.argv)}"
 
 
-class EndPreloaded(Step, frozen=True, kw_only=True, tag="end_preloaded"):
-    """End the processes that have a shared object of ours loaded: only a new one is without it."""
+class RestoreMemory(Step, frozen=True, kw_only=True, tag="restore_memory"):
+    """Write bytes of a process's memory back, where they are still what we made them: used anew, they are not ours."""
+
+    pid: int
+    started_ticks: int
+    boot_id: str
+    spots: list[tuple[int, int, int]]  # address, byte before, byte after
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        """Whose memory."""
+        return ProcessIdentity(pid=self.pid, started_ticks=self.started_ticks, boot_id=self.boot_id)
+
+    def _ours(self) -> list[tuple[int, int]]:
+        if not is_running(self.identity):
+            return []
+        found = []
+        with Path(f"/proc/{self.pid}/mem").open("rb", buffering=0) as memory:
+            for address, before, after in self.spots:
+                memory.seek(address)
+                if memory.read(1) == bytes([after]):
+                    found.append((address, before))
+        return found
+
+    def done(self) -> bool:
+        return not self._ours()
+
+    def act(self) -> None:
+        found = self._ours()
+        with Path(f"/proc/{self.pid}/mem").open("r+b", buffering=0) as memory:
+            for address, before in found:
+                memory.seek(address)
+                memory.write(bytes([before]))
+
+    def command(self) -> str:
+        return f"kvops chaos recover    # puts {len(self.spots)} bytes of pid {self.pid} back"
+
+
+class EndMarked(Step, frozen=True, kw_only=True, tag="end_marked"):
+    """End the processes that were started with a mark of ours: a shared object, or a word of their environment."""
 
     token: str
 
     def _found(self) -> list[ProcessIdentity]:
         found = []
+        mark = f"{MARK}={self.token}".encode()
         for pid in procs.pids():
             try:
-                loaded = self.token in Path(f"/proc/{pid}/maps").read_text()
+                folder = Path(f"/proc/{pid}")
+                words = (folder / "environ").read_bytes().split(b"\0")
+                loaded = mark in words or self.token in (folder / "maps").read_text()
             except OSError:
                 continue  # it ended, or is not ours
             identity = identify(pid) if loaded else None
@@ -482,7 +523,8 @@ UndoStep = (
     | RemovePath
     | RestartRole
     | StartProcess
-    | EndPreloaded
+    | EndMarked
+    | RestoreMemory
     | Undrain
     | RemoveNetns
 )

@@ -18,6 +18,7 @@ AREAS: Final = (
     "clock",
     "load",
     "fleet",
+    "store",
 )
 
 

@@ -18,7 +18,7 @@ import msgspec
 from kvops.chaos.faults.common import control_is_well, must, new_token, not_here
 from kvops.chaos.model import EXPIRES_S_DEFAULT, Evidence, Here, Layer, Signal, Transport, fault
 from kvops.chaos.probe import Ending, ask_target
-from kvops.chaos.steps import EndPreloaded, RemovePath, RestartRole, StartProcess, UndoStep
+from kvops.chaos.steps import EndMarked, RemovePath, RestartRole, StartProcess, UndoStep
 from kvops.chaos.targets import Target
 from kvops.errors import FaultNotApplied
 from kvops.fleet.process import send_signal, wait_ended
@@ -135,7 +135,7 @@ class Skew:
 
     def undo(self) -> list[UndoStep]:
         steps: list[UndoStep] = [
-            EndPreloaded(token=self.token),
+            EndMarked(token=self.token),
             RemovePath(path=str(self.library)),
             RemovePath(path=str(self.control_file)),
         ]
@@ -171,7 +171,7 @@ class Skew:
             msgspec.structs.replace(restart, env=shimmed).act()
             return
         assert isinstance(restart, RestartRole)  # unavailable() said so
-        restart.act(preload=str(self.library))
+        restart.act(more_env={"LD_PRELOAD": str(self.library)})
 
     def verify(self, host: Host) -> Evidence:
         now = self.target.now

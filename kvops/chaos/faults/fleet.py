@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
+import yaml
+
 from kvops.chaos import outside
-from kvops.chaos.faults.common import control_is_well, expect, must, not_here
+from kvops.chaos.faults.common import control_is_well, expect, must, new_token, not_here
 from kvops.chaos.model import ALL_TRANSPORTS, Evidence, Here, Layer, Signal, Transport, fault
 from kvops.chaos.probe import Ending, ask_target
-from kvops.chaos.steps import RestartRole, UndoStep, Undrain
+from kvops.chaos.steps import MARK, EndMarked, RestartRole, RestoreFile, UndoStep, Undrain
 from kvops.chaos.targets import Target, fellows
+from kvops.errors import LeftBehind
 from kvops.fleet.process import is_running, send_signal, wait_ended
 from kvops.host import Host
 
 END_TIMEOUT_S: Final = 10.0
+SHOWN: Final = ("state", "capacity_bytes", "transports", "numa_node", "host")
 
 
 def _group_only(target: Target) -> str | None:
@@ -155,6 +161,96 @@ class DrainUnderLoad:
                     f"{self.target.name} {state[self.target.name]}, hold #{holds[0]['number']}",
                 ),
                 Signal(f"request to {self.target.name}", str(seen)),
+            ),
+            control=control_is_well(self.control),
+        )
+
+
+@fault("config.bad_value")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadValue:
+    """Give one store a wrong setting and restart it: it refuses to start with it, or shows what it does."""
+
+    target: Target
+    control: Target
+    key: str
+    value: Any
+    token: str = field(default_factory=new_token)
+    seen: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    name: ClassVar[str]
+    layer: ClassVar = Layer.CONFIG
+    transports: ClassVar[frozenset[Transport]] = ALL_TRANSPORTS
+    certifies: ClassVar[str] = "one instance with a mistake: it is refused, or does no harm to the others"
+    does_not_certify: ClassVar[str] = "a mistake that reaches all instances at once"
+    conflicts: ClassVar[frozenset[str]] = frozenset({"config.", "process.", "rolling.", "store."})
+    lasting: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if "file" not in self.seen and self.target.config_file:
+            self.seen["file"] = RestoreFile.of(Path(self.target.config_file))
+            self.seen["row"] = self._row()
+
+    def _row(self) -> dict[str, Any]:
+        """What ``kvops status`` says of it, without what changes by itself."""
+        restart = self.target.restart
+        if not isinstance(restart, RestartRole):
+            return {}
+        said = outside.kvops_json(restart.state_dir, restart.group, "status") or {}
+        for one in said.get("stores", []):
+            if one["name"] == self.target.name:
+                return {key: one.get(key) for key in SHOWN}
+        return {}
+
+    @classmethod
+    def here(cls) -> Here:
+        return Here("its configuration file, and kvops restart")
+
+    def unavailable(self, host: Host) -> str | None:
+        if self.target.role != "store":
+            return f"{self.target.name} is no store"
+        trouble = _group_only(self.target) or not_here(host, self.target)
+        if trouble is None and not os.access(self.target.config_file, os.W_OK):
+            return f"{self.target.config_file} cannot be written"
+        return trouble
+
+    def undo(self) -> list[UndoStep]:
+        restart = self.target.restart
+        if not isinstance(restart, RestartRole) or "file" not in self.seen:
+            return []  # unavailable() said so
+        return [self.seen["file"], EndMarked(token=self.token), restart]
+
+    def inject(self, host: Host) -> None:
+        path = Path(self.target.config_file)
+        said = yaml.safe_load(path.read_text())
+        said[self.key] = self.value
+        _end(self.target)
+        path.write_text(yaml.safe_dump(said, sort_keys=False))
+        restart = self.target.restart
+        assert isinstance(restart, RestartRole)  # unavailable() said so
+        try:
+            restart.act(more_env={MARK: self.token})
+        except LeftBehind:
+            pass  # it refuses to start with it: that is one way to deal with it
+
+    def verify(self, host: Host) -> Evidence:
+        found = yaml.safe_load(Path(self.target.config_file).read_text()).get(self.key)
+        must(found == self.value, f"{self.key} is {found!r} in its file")
+        must(not is_running(self.target.leader), f"{self.target.name} still runs as it was started before")
+        now = self._row()
+        changed = {
+            key: (self.seen["row"].get(key), now.get(key))
+            for key in SHOWN
+            if self.seen["row"].get(key) != now.get(key)
+        }
+        must(changed, f"kvops status says of {self.target.name} what it said before")
+        shown = ", ".join(f"{key} {was} → {is_now}" for key, (was, is_now) in changed.items())
+        return Evidence(
+            signals=(
+                Signal(
+                    "/proc", f"pid {self.target.leader.pid} is gone, its file has {self.key}: {self.value!r}"
+                ),
+                Signal("kvops status", shown),
             ),
             control=control_is_well(self.control),
         )

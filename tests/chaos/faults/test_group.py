@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+import kvops
 from kvops.chaos.targets import build, neighbour, of_group, select
 from kvops.fleet.local import LocalGroup, StartPlan
 from kvops.host import LocalHost
 from tests.chaos.faults.rounds import noop, there_and_back
+from tests.pool import until
 
 pytestmark = [
     pytest.mark.process,
@@ -30,6 +32,9 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("master.leader_flap", "master", {}),
     ("rolling.restart", "store", {}),
     ("store.drain_under_load", "store", {}),
+    ("store.wrong_bytes", "store", {"objects": 16}),
+    ("config.bad_value", "store", {"key": "segment_size_bytes", "value": 8 * MIB}),
+    ("config.bad_value", "store", {"key": "segment_size_bites", "value": 1}),
 ]
 IDS = [name for name, _, _ in CASES]
 
@@ -46,8 +51,21 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalGroup]:
         found.stop(now=True)
 
 
+def fill(group: LocalGroup) -> None:
+    """Put objects, by a client on each store's host."""
+    masters = [one.addresses["listen"] for one in of_group(group) if one.role == "master"]
+    for host in ("host-0", "host-1"):
+        with kvops.connect(
+            masters, group=group.name, secret_file=group.secret_file, deadline_ms=5_000, host=host
+        ) as pool:
+            until(lambda pool=pool, host=host: pool.put(f"{host}-0", bytes(4096)).ok, "the pool takes puts")
+            assert all(pool.put(f"{host}-{index}", bytes(4096)).ok for index in range(16))
+
+
 def fault_on(group: LocalGroup, name: str, role: str, arguments: dict[str, Any]) -> Any:
     """A fault on the first member of a role; another must stay well."""
+    if name == "store.wrong_bytes":
+        fill(group)
     targets = of_group(group)
     target = select(targets, role=role)[0]
     fault = build(name, arguments, target=target, control=neighbour(targets, target))
