@@ -18,6 +18,7 @@ from kvops.fleet.process import is_running
 from kvops.host import LocalHost
 from tests.chaos.faults.rounds import noop, there_and_back
 from tests.chaos.victims import Victim, victims
+from tests.pool import ROOT
 
 pytestmark = [
     pytest.mark.process,
@@ -35,7 +36,6 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("load.incast", {"connections": 32, "rate": 200}, ""),
 ]
 PACKAGES = {"strace": "strace", "cc": "gcc libc6-dev"}
-HERE = "tests/chaos/faults/test_machine.py"
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +147,12 @@ def test_every_fault_is_tried() -> None:
     text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
 
     assert [name for name in catalogue() if f'"{name}"' not in text] == []
+
+
+def test_every_fault_has_a_page() -> None:
+    """Each fault of the catalogue has a heading in the playbook."""
+    headings = {
+        line[3:] for line in (ROOT / "playbooks/faults.md").read_text().splitlines() if line.startswith("## ")
+    }
+
+    assert headings == set(catalogue())
