@@ -16,6 +16,8 @@ from kvops.cli.options import Group
 
 BELOW: Final[dict[str, tuple[str, str]]] = {
     # name: (module of kvops.cli, what help says)
+    "check": ("chaos_check", "Judge a recorded history again, offline."),
+    "report": ("chaos_report", "Show a recorded run as text, JSON, JUnit, journal or HTML."),
 }
 
 
