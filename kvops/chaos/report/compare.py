@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvops.chaos.history import RunRecord
+from kvops.chaos.metastability import margin
 from kvops.chaos.report.document import containment, over_deadline, wrong_bytes
 from kvops.chaos.verdict import Judgement, RunVerdict
 from kvops.errors import UsageError
@@ -26,7 +27,8 @@ class Side:
 def label(record: RunRecord) -> str:
     """What is special about a run: the safeguards it went without, its placement."""
     run = record.run
-    words = [f"without {', '.join(run.without)}" if run.without else "all safeguards", run.placement]
+    load = f"load {100 * run.load_share:.0f} %" if run.load_share else ""
+    words = [f"without {', '.join(run.without)}" if run.without else "all safeguards", run.placement, load]
     return ", ".join(word for word in words if word)
 
 
@@ -108,6 +110,8 @@ def conclusion(sides: Sequence[Side]) -> str:
             told.append(f"{other.label}: K is lower, beyond chance")
         else:
             told.append(f"{other.label}: no difference that this run can tell from chance")
+    if len({side.record.run.load_share for side in sides}) > 1:
+        told.append(str(margin([side.record for side in sides])))
     return "; ".join(told)
 
 

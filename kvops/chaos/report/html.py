@@ -156,7 +156,11 @@ def _matrix_cell(cell: Cell | None) -> str:
 
 
 def _metric(metric: str, value: float) -> str:
-    return f"× {value:.2f}" if metric in ("ttft_p50", "ttft_p99", "rpc") else f"{100 * value:+.2f}"
+    return (
+        f"× {value:.2f}"
+        if metric in ("ttft_p50", "ttft_p99", "rpc")
+        else f"{100 * value + 0.0:+.2f}".replace("-0.00", "+0.00")
+    )
 
 
 def _charts(record: RunRecord, points: Sequence[Point]) -> str:
