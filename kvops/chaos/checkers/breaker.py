@@ -161,12 +161,15 @@ def _leaky(record: RunRecord, opened: list[Opening]) -> Iterator[CounterExample]
 
 
 def _stuck(record: RunRecord, opened: list[Opening], windows: list[FaultWindow]) -> Iterator[CounterExample]:
+    # Only what was proven gone counts: a breaker may well stay open around a store that did not come back.
+    if any(window.t_clean_ns is None for window in windows):
+        return
     allowed_ns = int(record.run.bounds.t_close_s * 1e9)
     seen_until = max(
         [record.end.t_ns if record.end else 0, *(event.t_ns for event in record.events[-1:])], default=0
     )
     for one in opened:
-        gone = [w.t_end_ns for w in windows if w.t_inject_ns <= one.begin_ns and w.t_end_ns is not None]
+        gone = [w.t_clean_ns for w in windows if w.t_inject_ns <= one.begin_ns and w.t_clean_ns is not None]
         if not gone:
             continue
         by_ns = max(max(gone), one.begin_ns) + allowed_ns
