@@ -13,7 +13,6 @@ from kvops.chaos.history import Arm, Bounds, RunRecord
 from kvops.chaos.metastability import margin
 from tests.chaos.histories import World, simulate
 
-
 BOUNDS = Bounds(t_recover_s=10, t_rewarm_s=15)
 
 
