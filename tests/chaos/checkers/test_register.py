@@ -70,3 +70,30 @@ def operations(draw: st.DrawFn) -> list[Operation]:
 def test_search_agrees_with_trying_every_order(ops: list[Operation]) -> None:
     """Whatever overlaps and whatever was answered, the search finds an order exactly when there is one."""
     assert search(ops, lossy=False) is any_order_explains(ops)
+
+
+def test_out_of_sight_is_not_removed() -> None:
+    """A value may be missed while its store is away and be read again later; not so once a removal was answered."""
+
+    def at(number: int, kind: Kind, reason: str, value: str = "") -> Operation:
+        return Operation(
+            op_id=f"o{number}",
+            client="c",
+            kind=kind,
+            outcome=Outcome.OK,
+            reason=reason,
+            value=value,
+            t_invoke_ns=10 * number,
+            t_return_ns=10 * number + 5,
+        )
+
+    put, missed, removed, back = (
+        at(1, Kind.PUT, "STORED", "w:1"),
+        at(2, Kind.GET, "MISS"),
+        at(3, Kind.REMOVE, "MISS"),
+        at(4, Kind.GET, "HIT", "w:1"),
+    )
+
+    assert search([put, missed, back], lossy=True) is True
+    assert search([put, missed, back], lossy=False) is False
+    assert search([put, missed, removed, back], lossy=True) is False
