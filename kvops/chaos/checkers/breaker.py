@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvops.chaos.checkers.model import Checker, CounterExample, Result, Verdict, found
-from kvops.chaos.history import Event, EventKind, FaultWindow, Kind, Operation, RunRecord
+from kvops.chaos.history import EventKind, FaultWindow, Kind, Operation, RunRecord
 
 ERROR_SHARE: Final = 0.5  # of a client's calls to one store, from which on a breaker must open
 ERRORS_MIN: Final = 5
@@ -224,11 +224,6 @@ def _flapping(record: RunRecord, opened: list[Opening]) -> Iterator[CounterExamp
                     t_ns=begin,
                 )
                 break
-
-
-def state_changes(record: RunRecord) -> list[Event]:
-    """The events that the report draws."""
-    return [event for event in record.events if event.kind in _MOVES]
 
 
 CHECKER: Final = Checker(
