@@ -1,0 +1,239 @@
+"""
+The pool that an experiment breaks: local groups of its own, one logical host for each store and each engine.
+
+Members are named ``group/member``, such as ``g1/store-0``. Nothing of it is left afterwards.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kvops.chaos.experiment import PoolSpec, size_bytes
+from kvops.errors import KvopsError, LeftBehind, UsageError
+from kvops.fleet.local import Command, LocalGroup, Member, StartPlan, serve_command
+from kvops.limits import GIB
+
+START_TIMEOUT_S: Final = 60.0
+START_TIMEOUT_S_PER_GIB: Final = 4.0
+
+
+class Unsupported(KvopsError):
+    """This machine, or this version, cannot do what the experiment asks for."""
+
+    exit_code = 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One member of the pool under test, as targets are chosen from."""
+
+    name: str  # group/member
+    group: str
+    member: str
+    role: str
+    host: str  # group/logical host
+    pid: int
+    started_ticks: int
+    boot_id: str
+    addresses: dict[str, str] = field(default_factory=dict)
+    config_file: str = ""
+    log_file: str = ""
+
+
+@dataclass(slots=True)
+class PoolUnderTest:
+    """Running groups, and how clients reach them."""
+
+    spec: PoolSpec
+    groups: dict[str, LocalGroup]
+    state_dir: Path
+
+    def parts(self) -> list[Part]:
+        """Every member as it is now: a restarted one has another pid."""
+        found = []
+        for name, group in self.groups.items():
+            state = group.require()
+            found += [self._part(name, group, member) for member in state.members]
+        return found
+
+    @staticmethod
+    def _part(group_name: str, group: LocalGroup, member: Member) -> Part:
+        return Part(
+            name=f"{group_name}/{member.name}",
+            group=group_name,
+            member=member.name,
+            role=member.role,
+            host=f"{group_name}/{member.host}",
+            pid=member.pid,
+            started_ticks=member.started_ticks,
+            boot_id=member.boot_id,
+            addresses=dict(member.addresses),
+            config_file=str(group.config_file(member.name)),
+            log_file=str(group.log_file(member.name)),
+        )
+
+    def part(self, name: str) -> Part:
+        """
+        One member.
+
+        Raises:
+            UsageError: There is none of that name.
+        """
+        parts = self.parts()
+        for part in parts:
+            if part.name == name:
+                return part
+        raise UsageError(
+            f"the pool has no member {name}", fix=f"its members: {', '.join(one.name for one in parts)}"
+        )
+
+    def masters(self, group: str) -> list[str]:
+        """Wire addresses of a group's masters."""
+        state = self.groups[group].require()
+        return [one.addresses["listen"] for one in state.members if one.role == "master"]
+
+    def client_options(self, group: str) -> dict[str, Any]:
+        """What a client of a group connects with; between logical hosts it uses the network."""
+        return {
+            "masters": self.masters(group),
+            "secret_file": str(self.groups[group].secret_file),
+            "group": group,
+            "transports_between_hosts": ["tcp"],
+        }
+
+    def ensure_running(self) -> list[str]:
+        """Start what has ended, as its supervisor would; returns the names of what was started."""
+        started = []
+        for name, group in self.groups.items():
+            for member in group.require().members:
+                if not member.running:
+                    group.restart([member.name], timeout_s=START_TIMEOUT_S)
+                    started.append(f"{name}/{member.name}")
+        return started
+
+    def healthy(self) -> str | None:
+        """Why a member does not run as it should; None while all do."""
+        for part_name, member in self._members():
+            if not member.running:
+                return f"{part_name} does not run"
+            if member.stopped:
+                return f"{part_name} is stopped"
+        return None
+
+    def _members(self) -> Iterator[tuple[str, Member]]:
+        for name, group in self.groups.items():
+            for member in group.require().members:
+                yield f"{name}/{member.name}", member
+
+
+def check_supported(spec: PoolSpec) -> None:
+    """
+    Refuse a pool that this version cannot start.
+
+    Raises:
+        Unsupported: With the reason.
+    """
+    if spec.masters > 1 or spec.etcd:
+        what = f"{spec.masters} masters" if spec.masters > 1 else f"{spec.etcd} etcd members"
+        raise Unsupported(
+            f"the experiment's pool has {what}; a local group of this version has one master and no etcd",
+            fix="run it on a version whose kvops start has --masters and --etcd",
+        )
+    if spec.network == "lab":
+        raise Unsupported(
+            "the experiment's pool wants a network namespace for each member",
+            fix="kvops chaos lab up makes them; experiments in a lab are not run by this version",
+        )
+    if spec.roles_needed:
+        raise Unsupported(
+            f"the experiment needs {', '.join(spec.roles_needed)}, which a local group does not have",
+            fix="run it on a pool that has this role",
+        )
+    if "verbs" in spec.transports:
+        raise Unsupported("verbs needs an RDMA device", fix="use shm and tcp, or run it on hosts that have one")
+
+
+@contextmanager
+def started(
+    spec: PoolSpec, *, folder: Path | None = None, command: Command = serve_command
+) -> Iterator[PoolUnderTest]:
+    """
+    Start the pool that an experiment asks for; whatever happens, it is stopped and its files are removed.
+
+    Args:
+        spec: What to start.
+        folder: Where; a private temporary folder by default.
+        command: How a role is run: the seam for variants of it.
+
+    Raises:
+        Unsupported: This version cannot start such a pool.
+        KvopsError: It did not start.
+        LeftBehind: A process did not end.
+    """
+    check_supported(spec)
+    with ExitStack() as stack:
+        home = Path(tempfile.mkdtemp(prefix="kvops-chaos-", dir=folder))
+        stack.callback(shutil.rmtree, home, ignore_errors=True)
+        pool = PoolUnderTest(spec=spec, groups={}, state_dir=home)
+        segment_bytes = size_bytes(spec.segment_size)
+        timeout_s = START_TIMEOUT_S + START_TIMEOUT_S_PER_GIB * spec.stores * segment_bytes / GIB
+        for name in group_names(spec):
+            group = LocalGroup(home, name, command=command)
+            stack.callback(_stop, group)
+            group.start(
+                StartPlan(
+                    stores=spec.stores,
+                    segment_size_bytes=segment_bytes,
+                    placement=spec.placement,
+                    transports=tuple(spec.transports),
+                ),
+                timeout_s=timeout_s,
+            )
+            pool.groups[name] = group
+        yield pool
+
+
+def _stop(group: LocalGroup) -> None:
+    try:
+        group.stop(grace_s=1.0)
+    except LeftBehind:
+        group.stop(now=True)
+
+
+def group_names(spec: PoolSpec) -> Sequence[str]:
+    """Names of the groups of a pool."""
+    return [f"g{number + 1}" for number in range(spec.groups)]
+
+
+def engine_names(spec: PoolSpec, group: str) -> list[str]:
+    """Names of a group's engines, which are clients of it."""
+    return [f"{group}e{number}" for number in range(spec.engines)]
+
+
+def planned_parts(spec: PoolSpec) -> list[Part]:
+    """The members that a pool will have, before it is started: without processes."""
+    parts = []
+    for group in group_names(spec):
+        names = [("master", f"master-{n}", f"host-{n}") for n in range(spec.masters)]
+        names += [("store", f"store-{n}", f"host-{n}") for n in range(spec.stores)]
+        names += [("etcd", f"etcd-{n}", f"host-{n}") for n in range(spec.etcd)]
+        parts += [
+            Part(
+                name=f"{group}/{member}",
+                group=group,
+                member=member,
+                role=role,
+                host=f"{group}/{host}",
+                pid=0,
+                started_ticks=0,
+                boot_id="",
+            )
+            for role, member, host in names
+        ]
+    return parts
