@@ -9,6 +9,7 @@ on standard input (CLOCK_BOOTTIME), works, and ends. The end of its input ends i
 from __future__ import annotations
 
 import os
+import queue
 import random
 import signal
 import sys
@@ -47,6 +48,7 @@ from kvops.store.model import PutOptions, Reason
 
 REGISTER_KEYS: Final = 3  # of each client: few keys, much traffic
 REGISTER_BYTES: Final = 4096
+WORKERS: Final = 4  # requests under way in one engine
 BREAKER_LOOK_S: Final = 0.05
 SAMPLE_S: Final = 1.0
 FLUSH_S: Final = 0.25  # telemetry is at most this old while all is well
@@ -194,22 +196,21 @@ class RecordedPool:
     Values are checked here, so outside of what the tier measures. One thread only.
     """
 
-    def __init__(self, pool: PoolLike, recorder: Recorder) -> None:
+    def __init__(self, pool: PoolLike, recorder: Recorder, *, writer: str) -> None:
         self.pool = pool
+        self.writer = writer  # unique in the run
         self.request = ""
         self.cls = ""
         self.calls = 0
         self.puts = 0
-        self.local_blocks = 0
         self.wrong: dict[str, int] = {}  # of the request under way: key → wrong bytes
-        self.counted: set[str] = set()
         self._recorder = recorder
         self._sequence = 0
 
     def begin(self, request: str, cls: str) -> None:
         """What follows serves this request."""
         self.request, self.cls = request, cls
-        self.calls = self.puts = self.local_blocks = 0
+        self.calls = self.puts = 0
         self.wrong.clear()
 
     def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
@@ -334,7 +335,7 @@ class RecordedPool:
     def fill(self, page: Bytes, key: str) -> None:
         """Compute a page: a value that says whose it is."""
         self._sequence += 1
-        make(page.data, key, writer=self._recorder.spec.writer, sequence=self._sequence)
+        make(page.data, key, writer=self.writer, sequence=self._sequence)
 
 
 def make(buffer: memoryview, key: str, *, writer: str, sequence: int) -> None:
@@ -353,15 +354,68 @@ def now_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
+class Gpu:
+    """The modelled GPU of one engine: serves one prefill at a time, on the history's clock."""
+
+    def __init__(self) -> None:
+        self._free_ns = 0
+        self._lock = threading.Lock()
+
+    def free_in_ms(self) -> float:
+        """When it could start."""
+        return (self._free_ns - now_ns()) / 1e6
+
+    def run(self, *, ready_ns: int, gpu_ms: float) -> int:
+        """Compute for so long as soon as it can; returns when it is done."""
+        with self._lock:
+            self._free_ns = max(ready_ns, self._free_ns) + round(gpu_ms * 1e6)
+            return self._free_ns
+
+
 class Engine:
-    """The request loop: open, so that a late answer makes the next request late and nothing hides it."""
+    """
+    The request loop: open, so that a late answer makes the next request late and nothing hides it.
+
+    Several requests are under way at once, as in a real engine: one that waits for its deadline, or writes back,
+    holds up no other. With an L2, which one thread owns, it is one at a time.
+    """
 
     def __init__(self, spec: ClientSpec, pool: PoolLike, recorder: Recorder, stop: threading.Event) -> None:
         self._spec = spec
-        self._pool = RecordedPool(pool, recorder)
-        self._recorder = recorder
         self._stop = stop
-        self._gpu_free_ns = 0
+        gpu = Gpu()
+        count = WORKERS if spec.l2_pages == 0 else 1
+        self._workers = [_Worker(spec, pool, recorder, gpu, number) for number in range(count)]
+        self._todo: queue.SimpleQueue[tuple[Planned, int] | None] = queue.SimpleQueue()
+
+    def run(self, start_ns: int) -> None:
+        """Send everything that is planned, or until told to stop; returns when all is answered."""
+        threads = [threading.Thread(target=self._work, args=(one,), daemon=True) for one in self._workers]
+        for thread in threads:
+            thread.start()
+        for planned in self._spec.plan:
+            intended_ns = start_ns + round(planned.at_s * 1e9)
+            if self._stop.wait(max(0.0, (intended_ns - now_ns()) / 1e9)):
+                break
+            self._todo.put((planned, intended_ns))
+        for _ in threads:
+            self._todo.put(None)
+        for thread in threads:
+            thread.join()
+
+    def _work(self, worker: _Worker) -> None:
+        while (item := self._todo.get()) is not None and not self._stop.is_set():
+            worker.serve(*item)
+
+
+class _Worker:
+    """Serves one request at a time, with a tier of its own over the engine's pool client."""
+
+    def __init__(self, spec: ClientSpec, pool: PoolLike, recorder: Recorder, gpu: Gpu, number: int) -> None:
+        self._spec = spec
+        self._gpu = gpu
+        self._pool = RecordedPool(pool, recorder, writer=f"{spec.writer}{'abcdefgh'[number]}")
+        self._recorder = recorder
         config = TierConfig(
             page_bytes=spec.page_bytes,
             page_tokens=BLOCK_TOKENS,
@@ -371,26 +425,18 @@ class Engine:
         )
         self._tier = HostTier(self._pool, config, wrong_bytes=self._pool.wrong_bytes)
 
-    def run(self, start_ns: int) -> None:
-        """Send everything that is planned, or until told to stop."""
-        for planned in self._spec.plan:
-            intended_ns = start_ns + round(planned.at_s * 1e9)
-            if self._stop.wait(max(0.0, (intended_ns - now_ns()) / 1e9)):
-                return
-            self._serve(planned, intended_ns)
-
-    def _serve(self, planned: Planned, intended_ns: int) -> None:
+    def serve(self, planned: Planned, intended_ns: int) -> None:
+        """One request, from its look-up to its write-back."""
         spec = self._spec
         cls = "warmup" if planned.at_s < spec.warmup_s else "prefix"
         self._pool.begin(planned.request, cls)
         keys = [f"{spec.key_prefix}{block:x}" for block in planned.hash_ids]
         began_ns = now_ns()
-        fetched = self._tier.prefetch(keys, gpu_free_in_ms=(self._gpu_free_ns - began_ns) / 1e6)
+        fetched = self._tier.prefetch(keys, gpu_free_in_ms=self._gpu.free_in_ms())
         hit_tokens = self._tokens(planned, fetched.pages)
         gpu_ms = GPU.prefill_ms(input_tokens=planned.input_tokens, cached_tokens=hit_tokens)
         ready_ns = began_ns + round((fetched.lookup_ms + fetched.read_ms) * 1e6)
-        first_ns = max(ready_ns, self._gpu_free_ns) + round(gpu_ms * 1e6)
-        self._gpu_free_ns = first_ns
+        first_ns = self._gpu.run(ready_ns=ready_ns, gpu_ms=gpu_ms)
         lost = max(0, self._tokens(planned, planned.seen_blocks) - hit_tokens)
         reason = fetched.stopped_by.value if fetched.stopped_by is not None else "MISS"
         written = self._tier.write_back(keys, fetched, compute=self._pool.fill)

@@ -15,18 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvops.chaos.experiment import PoolSpec, size_bytes
-from kvops.errors import KvopsError, LeftBehind, UsageError
+from kvops.chaos.keeper import kept
+from kvops.errors import LeftBehind, Unsupported, UsageError
 from kvops.fleet.local import Command, LocalGroup, Member, StartPlan, serve_command
 from kvops.limits import GIB
 
 START_TIMEOUT_S: Final = 60.0
 START_TIMEOUT_S_PER_GIB: Final = 4.0
-
-
-class Unsupported(KvopsError):
-    """This machine, or this version, cannot do what the experiment asks for."""
-
-    exit_code = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,13 +156,14 @@ def check_supported(spec: PoolSpec) -> None:
 
 @contextmanager
 def started(
-    spec: PoolSpec, *, folder: Path | None = None, command: Command = serve_command
+    spec: PoolSpec, *, state_dir: Path, folder: Path | None = None, command: Command = serve_command
 ) -> Iterator[PoolUnderTest]:
     """
     Start the pool that an experiment asks for; whatever happens, it is stopped and its files are removed.
 
     Args:
         spec: What to start.
+        state_dir: Where ledgers lie: who clears up after a killed runner waits for its guardians first.
         folder: Where; a private temporary folder by default.
         command: How a role is run: the seam for variants of it.
 
@@ -179,6 +175,7 @@ def started(
     check_supported(spec)
     with ExitStack() as stack:
         home = Path(tempfile.mkdtemp(prefix="kvops-chaos-", dir=folder))
+        stack.enter_context(kept(home, state_dir))
         stack.callback(shutil.rmtree, home, ignore_errors=True)
         pool = PoolUnderTest(spec=spec, groups={}, state_dir=home)
         segment_bytes = size_bytes(spec.segment_size)
