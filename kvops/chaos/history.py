@@ -201,6 +201,7 @@ class Run(Row, frozen=True, kw_only=True, tag="run"):
     clock_error_ns: int = 0
     quick: bool = False  # too short for conclusions about latency, and says so
     simulated: bool = False  # backend: simulated
+    load_share: float = 0.0  # offered load ÷ what the nodes serve without a cache; 0: not measured
     command: str = ""  # the line that repeats it
 
 
