@@ -567,7 +567,7 @@ class Watch:
 
     def _breakers(self) -> None:
         health = self._pool.health()
-        now = {
+        now: dict[tuple[str, str], str] = {
             (name, ""): str(health[name]["breaker"]) for name in ("master", "group") if name in health
         }
         now |= {("store", str(one["name"])): str(one["breaker"]) for one in health.get("stores", ())}

@@ -15,7 +15,7 @@ from kvops.chaos.experiment import Experiment, differences, seconds
 from kvops.chaos.history import Arm
 from kvops.chaos.pool import planned_parts
 from kvops.chaos.resolve import choose
-from kvops.errors import KvopsError
+from kvops.errors import KvopsError, UsageError
 
 SAMPLES_FOR_P99: Final = 1_000  # of a cell: field/chaos.md's rule for a p99 that means something
 BLOCKS_FOR_STATISTICS: Final = 5
@@ -251,21 +251,13 @@ def _statistics(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterat
 
 
 def _checkers(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator[Remark]:
-    named = experiment.ours.checkers
-    if not named:
-        return
-    from kvops.chaos import checkers
+    from kvops.chaos.checkers import registry
 
-    known = {name for one in checkers.CHECKERS for name in (one.id, one.name)}
-    for name in named:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            yield Remark(
-                severity="error",
-                rule="checkers",
-                text=f"there is no checker {name!r}",
-                fix=f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}",
-            )
+    for name in experiment.ours.checkers:
+        try:
+            registry.find([name])
+        except UsageError as error:
+            yield Remark(severity="error", rule="checkers", text=error.what, fix=error.fix)
 
 
 def _foreign(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator[Remark]:

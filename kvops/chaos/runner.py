@@ -103,6 +103,8 @@ class Options:
     command: Command = serve_command
     pool_factory: str = ""  # of the clients
     folder: Path | None = None  # of the pool under test
+    round_of: Callable[[int], Experiment] | None = None
+    """Of a soak: the experiment whose faults each block has, instead of the one that is run."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -422,9 +424,7 @@ class _Runner:
                     t_recover_s=seconds(expect.t_recover),
                     read_timeout_ms=seconds(self._workload.budget) * 1000,
                     breaker_scope=_breaker_scope(self._experiment),
-                    **(
-                        {"t_open_s": seconds(expect.breaker.opens_within)} if expect.breaker is not None else {}
-                    ),
+                    t_open_s=seconds(expect.breaker.opens_within if expect.breaker else "2s"),
                 ),
                 checkers=tuple(self._ours.checkers),
                 window_s=max(1.0, self._plan.fault_s / 2),
@@ -523,7 +523,8 @@ class _Runner:
     def _build(self, pool: PoolUnderTest) -> list[RealFault]:
         from kvops.chaos import targets
 
-        chosen = choose(self._experiment, pool.parts(), seed=self._seed)
+        experiment = self._of_block(self._block)
+        self._chosen = chosen = choose(experiment, pool.parts(), seed=self._seed + 7_919 * self._rounds())
         members = {
             f"{name}/{one.name}": one for name, group in pool.groups.items() for one in targets.of_group(group)
         }
@@ -541,6 +542,18 @@ class _Runner:
             faults.append(targets.build(hit.call.name, arguments, target=target, control=control))
         return faults
 
+    def _of_block(self, block: int) -> Experiment:
+        return self._experiment if self._options.round_of is None else self._options.round_of(block)
+
+    def _rounds(self) -> int:
+        """Another choice of targets in each round of a soak; the same in each block of an experiment."""
+        return 0 if self._options.round_of is None else self._block
+
+    def _fault_s(self, block: int) -> float:
+        if self._options.round_of is None:
+            return self._plan.fault_s
+        return seconds(self._of_block(block).ours.deadlines.fault)
+
     def _check_available(self, pool: PoolUnderTest) -> None:
         host = LocalHost()
         for one in self._build(pool):
@@ -554,12 +567,7 @@ class _Runner:
         try:
             with self._stretch(pool, Arm.FAULT, block) as one:
                 self._wait_until(one.window_start_ns + round(INJECT_AFTER_S * 1e9), one, None)
-                try:
-                    self._inject_and_hold(pool, one, block)
-                except NotInjected:
-                    if not self._ran.injected:
-                        raise
-                    raise
+                self._inject_and_hold(pool, one, block)
                 one.finish()
         finally:
             started_again = pool.ensure_running()
@@ -577,7 +585,7 @@ class _Runner:
             host=LocalHost(),
             state_dir=self._options.state_dir,
             lease_s=seconds(limits.lease),
-            deadline_s=self._plan.fault_s + seconds(limits.undo) + UNDO_SLACK_S,
+            deadline_s=self._fault_s(block) + seconds(limits.undo) + UNDO_SLACK_S,
             on_state=lambda state, detail: self._on_state(faults, block, state, detail),
             verify_timeout_s=seconds(self._ours.verify.timeout),
             name=f"{self._ran.run_id}-b{block}",
@@ -609,13 +617,13 @@ class _Runner:
 
     def _hold(self, injection: Injection, guards: GuardThread, one: Stretch) -> str:
         """Keep the fault until its time is over; returns why it ended early, if it did."""
-        end_s = time.monotonic() + self._plan.fault_s
+        end_s = time.monotonic() + self._fault_s(self._block)
         recheck_s = seconds(self._ours.verify.recheck)
         beat_s = seconds(self._ours.deadlines.lease) / 4
         next_beat = time.monotonic() + beat_s
         next_check = time.monotonic() + recheck_s
         checker: _Recheck | None = None
-        self._step("hold", f"{self._plan.fault_s:g} s, rechecked every {recheck_s:g} s")
+        self._step("hold", f"{self._fault_s(self._block):g} s, rechecked every {recheck_s:g} s")
         while time.monotonic() < end_s:
             if guards.trip.wait(TICK_S):
                 self._step("guard", guards.why, ok=False)
