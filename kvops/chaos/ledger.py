@@ -90,6 +90,13 @@ class Experiment:
         if written != len(line):
             raise ConfigError(f"{self.ledger_file} was cut short: the disk is full", fix="free some space")
 
+    def size_bytes(self) -> int:
+        """Of the ledger: grows with every line that anybody writes."""
+        try:
+            return self.ledger_file.stat().st_size
+        except OSError:
+            return 0
+
     def entries(self) -> list[Entry]:
         """
         All whole lines. A line that was cut by a crash was never acted upon.
@@ -119,6 +126,12 @@ class Experiment:
         """The last one written; PLANNED when none is."""
         entries = self.entries()
         return entries[-1].state if entries else State.PLANNED
+
+    @property
+    def open(self) -> bool:
+        """Whether its end was not written yet."""
+        entries = self.entries()
+        return bool(entries) and entries[-1].state not in ENDED
 
     @property
     def dirty(self) -> bool:

@@ -127,6 +127,7 @@ class Injection:
         self._guardian: ProcessIdentity | None = None
         self._steps: list[UndoStep] = []
         self._before: dict[str, str] = {}
+        self._ledger_bytes = 0  # as we left it: more was written by somebody else
         self._began = False  # something may have been touched
 
     @property
@@ -258,8 +259,8 @@ class Injection:
         """
         if self.experiment is None or self._guardian is None:
             return
-        if not is_running(self._guardian):
-            why = [one.detail for one in self.experiment.entries() if one.by == "guardian"]
+        if self.experiment.size_bytes() != self._ledger_bytes or not is_running(self._guardian):
+            why = [one.detail for one in self.experiment.entries() if one.by != "runner"]
             raise Aborted(
                 f"the guardian has ended: {why[0] if why else 'somebody killed it'}", fix="run it again"
             )
@@ -342,6 +343,7 @@ class Injection:
     def _enter(self, state: State, **more: Any) -> None:
         assert self.experiment is not None
         self.experiment.append(state, by="runner", **more)
+        self._ledger_bytes = self.experiment.size_bytes()
         self.state = state
         self._on_state(state, str(more.get("detail", "")))
 

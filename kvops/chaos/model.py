@@ -107,6 +107,14 @@ class Evidence:
         return "; ".join(map(str, self.signals)) + f"; control {self.control}"
 
 
+@dataclass(frozen=True, slots=True)
+class Here:
+    """How this machine would do a fault, or why it cannot."""
+
+    backend: str
+    missing: str | None = None
+
+
 @runtime_checkable
 class Fault(Protocol):
     """
@@ -130,8 +138,12 @@ class Fault(Protocol):
     @property
     def control(self) -> Target: ...
 
+    @classmethod
+    def here(cls) -> Here:
+        """What this machine offers, whatever the target: asked of the kernel, not of PATH alone."""
+
     def unavailable(self, host: Host) -> str | None:
-        """Why this machine cannot do it, asked of the kernel; None when it can."""
+        """Why it cannot be done to its target; None when it can."""
 
     def undo(self) -> list[UndoStep]:
         """What takes it back, in order. The same whenever it is asked."""

@@ -16,6 +16,18 @@ from kvops.cli.options import Group
 
 BELOW: Final[dict[str, tuple[str, str]]] = {
     # name: (module of kvops.cli, what help says)
+    "plan": ("chaos_plan", "What a run would do: targets, undo, cost."),
+    "validate": ("chaos_validate", "What is wrong with an experiment file."),
+    "run": ("chaos_run", "One experiment, from the first look to the verdict."),
+    "suite": ("chaos_suite", "A folder of experiments, and the matrix of their verdicts."),
+    "soak": ("chaos_soak", "Random faults within bounds, round after round."),
+    "doctor": ("chaos_doctor", "Which faults this machine can do, and how."),
+    "catalog": ("chaos_catalog", "Every fault: what it certifies, and what it does not."),
+    "status": ("chaos_status", "What runs, what was left behind, who locked."),
+    "abort": ("chaos_abort", "End every experiment now, also without its runner."),
+    "recover": ("chaos_recover", "Take back what a dead experiment left."),
+    "lock": ("chaos_lock", "Forbid experiments."),
+    "unlock": ("chaos_unlock", "Allow experiments again."),
 }
 
 

@@ -58,10 +58,10 @@ def main(argv: list[str]) -> int:
         [chosen],
         host=LocalHost(),
         state_dir=Path(state_dir),
-        lease_s=1.0,
+        lease_s=20.0 if whom == "wait" else 1.0,
         deadline_s=30.0,
         on_state=on_state,
-        verify_timeout_s=1.0,
+        verify_timeout_s=0.5,
         name="crash",
     )
     with injection:

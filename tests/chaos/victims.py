@@ -39,6 +39,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 class Server(http.server.ThreadingHTTPServer):
     allow_reuse_address = True
     request_queue_size = 64
+    def handle_error(self, request, client_address): pass
 Server((host, int(port)), Handler).serve_forever()
 """
 

@@ -21,7 +21,16 @@ from kvops.chaos.faults.common import (
     not_here,
     thread_states,
 )
-from kvops.chaos.model import ALL_TRANSPORTS, EXPIRES_S_DEFAULT, Evidence, Layer, Signal, Transport, fault
+from kvops.chaos.model import (
+    ALL_TRANSPORTS,
+    EXPIRES_S_DEFAULT,
+    Evidence,
+    Here,
+    Layer,
+    Signal,
+    Transport,
+    fault,
+)
 from kvops.chaos.probe import Ending, ask_target
 from kvops.chaos.procs import with_word
 from kvops.chaos.steps import KillHolder, RemoveCgroup, SignalProcess, UndoStep
@@ -69,6 +78,10 @@ class Kill:
     )
     conflicts: ClassVar[frozenset[str]] = frozenset({"process."})
     lasting: ClassVar[bool] = True
+
+    @classmethod
+    def here(cls) -> Here:
+        return Here("signals by pidfd")
 
     def unavailable(self, host: Host) -> str | None:
         return not_here(host, self.target) or _cannot_restart(self.target)
@@ -119,6 +132,10 @@ class Pause:
     conflicts: ClassVar[frozenset[str]] = frozenset({"process."})
     lasting: ClassVar[bool] = True
 
+    @classmethod
+    def here(cls) -> Here:
+        return Here("signals by pidfd")
+
     def unavailable(self, host: Host) -> str | None:
         return not_here(host, self.target)
 
@@ -162,6 +179,10 @@ class Restart:
     does_not_certify: ClassVar[str] = "a crash (process.kill)"
     conflicts: ClassVar[frozenset[str]] = frozenset({"process."})
     lasting: ClassVar[bool] = False
+
+    @classmethod
+    def here(cls) -> Here:
+        return Here("signals by pidfd")
 
     def unavailable(self, host: Host) -> str | None:
         return not_here(host, self.target) or _cannot_restart(self.target)
@@ -242,6 +263,14 @@ class Slow:
                 # Beside the root's others: a group that holds processes may have no limited children.
                 return CGROUP_ROOT / self.token, CGROUP_ROOT / path.lstrip("/"), 2
         return None
+
+    @classmethod
+    def here(cls) -> Here:
+        if (CGROUP_ROOT / "cpu").is_dir() and _writable(CGROUP_ROOT / "cpu"):
+            return Here("CPU quota, control groups version 1")
+        if "cpu" in _words(CGROUP_ROOT / "cgroup.subtree_control") and _writable(CGROUP_ROOT):
+            return Here("CPU quota, control groups version 2")
+        return Here("stop and continue in turn")
 
     def unavailable(self, host: Host) -> str | None:
         trouble = not_here(host, self.target)
