@@ -220,6 +220,7 @@ def planned_parts(spec: PoolSpec) -> list[Part]:
         names = [("master", f"master-{n}", f"host-{n}") for n in range(spec.masters)]
         names += [("store", f"store-{n}", f"host-{n}") for n in range(spec.stores)]
         names += [("etcd", f"etcd-{n}", f"host-{n}") for n in range(spec.etcd)]
+        names += [(role, f"{role}-{n}", f"host-{n}") for role in spec.roles_needed for n in range(2)]
         parts += [
             Part(
                 name=f"{group}/{member}",
