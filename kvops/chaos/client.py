@@ -205,11 +205,13 @@ class RecordedPool:
         self.puts = 0
         self.wrong: dict[str, int] = {}  # of the request under way: key → wrong bytes
         self._recorder = recorder
+        self._position: dict[str, int] = {}
         self._sequence = 0
 
-    def begin(self, request: str, cls: str) -> None:
-        """What follows serves this request."""
+    def begin(self, request: str, cls: str, keys: Sequence[str]) -> None:
+        """What follows serves this request, whose prefix is these keys."""
         self.request, self.cls = request, cls
+        self._position = {key: place for place, key in enumerate(keys)}
         self.calls = self.puts = 0
         self.wrong.clear()
 
@@ -243,7 +245,7 @@ class RecordedPool:
         began = now_ns()
         outcomes = self.pool.batch_get_into(keys, buffers, deadline_ms=deadline_ms)
         ended = now_ns()
-        self.calls += 1
+        self.calls += int(getattr(self.pool, "calls_of_last_read", 1))
         for key, buffer, outcome in zip(keys, buffers, outcomes, strict=True):
             content, version, digest = Content.UNCHECKED, "", ""
             if outcome.ok:
@@ -317,6 +319,7 @@ class RecordedPool:
             cls=self.cls,
             key=key,
             request=self.request,
+            position=self._position.get(key, -1),
             node=outcome.store or "",
             reason=outcome.reason.value,
             size_bytes=outcome.size_bytes,
@@ -429,8 +432,8 @@ class _Worker:
         """One request, from its look-up to its write-back."""
         spec = self._spec
         cls = "warmup" if planned.at_s < spec.warmup_s else "prefix"
-        self._pool.begin(planned.request, cls)
         keys = [f"{spec.key_prefix}{block:x}" for block in planned.hash_ids]
+        self._pool.begin(planned.request, cls, keys)
         began_ns = now_ns()
         fetched = self._tier.prefetch(keys, gpu_free_in_ms=self._gpu.free_in_ms())
         hit_tokens = self._tokens(planned, fetched.pages)

@@ -55,7 +55,9 @@ class Planned(msgspec.Struct, frozen=True, array_like=True):
     seen_blocks: int  # of its prefix: some request of this stretch has computed them before
 
 
-def schedule(profile: str, *, rps: float, duration_s: float, engines: int, l2_pages: int, seed: int) -> list[Planned]:
+def schedule(
+    profile: str, *, rps: float, duration_s: float, engines: int, l2_pages: int, seed: int, prefix: str = ""
+) -> list[Planned]:
     """
     Requests of one group for one stretch, in the order of their moments.
 
@@ -66,6 +68,7 @@ def schedule(profile: str, *, rps: float, duration_s: float, engines: int, l2_pa
         engines: Of the group.
         l2_pages: Of each engine, as the router believes.
         seed: Decides everything.
+        prefix: Of the requests' names: two groups' must differ.
     """
     workload = replace(PROFILES[profile], requests_per_s=rps)
     begin_ms, end_ms = PRELUDE_S * 1000, (PRELUDE_S + duration_s) * 1000
@@ -82,14 +85,15 @@ def schedule(profile: str, *, rps: float, duration_s: float, engines: int, l2_pa
         routed.add(request.hash_ids)
         if request.timestamp_ms < begin_ms:
             continue
-        planned.append(_planned(number, request, engine, at_s=(request.timestamp_ms - begin_ms) / 1000, seen=seen))
+        at_s = (request.timestamp_ms - begin_ms) / 1000
+        planned.append(_planned(f"{prefix}r{number}", request, engine, at_s=at_s, seen=seen))
         seen.add(request.hash_ids)
     return planned
 
 
-def _planned(number: int, request: Request, engine: int, *, at_s: float, seen: SeenBlocks) -> Planned:
+def _planned(name: str, request: Request, engine: int, *, at_s: float, seen: SeenBlocks) -> Planned:
     return Planned(
-        request=f"r{number}",
+        request=name,
         at_s=at_s,
         engine=engine,
         input_tokens=request.input_tokens,

@@ -79,8 +79,18 @@ def choose(experiment: Experiment, parts: Sequence[Part], *, seed: int) -> Chose
             f"the experiment would lose a quorum: {', '.join(lost)}",
             fix="choose fewer targets, or say expect.quorum_lost: true",
         )
+    # Masters last: faults are undone in reverse, and a store cannot come back before its master is there.
     hits = tuple(
-        Hit(call=call, part=part, control=_control(part, hit, parts)) for call, some in chosen for part in some
+        sorted(
+            (
+                Hit(call=call, part=part, control=_control(part, hit, parts))
+                for call, some in chosen
+                for part in some
+            ),
+            key=lambda one: ("store", "master", "etcd").index(one.part.role)
+            if one.part.role in ("store", "master", "etcd")
+            else -1,
+        )
     )
     return Chosen(
         hits=hits,

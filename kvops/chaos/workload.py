@@ -189,6 +189,7 @@ def client_specs(
             engines=pool.engines,
             l2_pages=l2_pages,
             seed=seed + 500_000 * number,
+            prefix=f"{group}-",
         )
         names = engine_names(pool, group)
         for index, name in enumerate(names):
