@@ -42,7 +42,8 @@ from kvops.chaos.statistics import (
 Array = NDArray[np.float64]
 
 BUCKET_S: Final = 1.0
-SHARE_MARGIN: Final = 0.01  # of requests: how much more may be degraded and count as the same
+SHARE_MARGIN: Final = 0.01  # of requests or tokens: how much more counts as the same
+DEGRADED_MARGIN: Final = 0.02  # of a domain's requests: recomputing depends on who came first, too
 CONTAINED_REQUESTS_MIN: Final = 100  # in the fault's window; with fewer K means nothing
 K_LOOSE: Final = 1.5  # K's interval may reach this many times its bound, or K is unknown
 REWARM_SHARE: Final = 0.95  # of the twins' hits
@@ -363,7 +364,7 @@ def _matrix(
     """Cells, the degraded domains outside the scope, how many there are, and the verdict on S with its reason."""
     run, bounds = record.run, record.run.bounds
     during = pairs.phase == Phase.DURING
-    found: list[tuple[str, str, str, Comparison | None, float]] = []
+    found: list[tuple[str, str, str, Comparison | None, float, float]] = []
     for domain_index, domain in enumerate(pairs.domains):
         mask = during & (pairs.domain == domain_index)
         # A whole scope group declared: everything in it is in scope.
@@ -374,13 +375,14 @@ def _matrix(
             if not part.any():
                 continue
             for metric in METRICS:
-                comparison, margin = _compare(pairs, part, metric, bounds.latency_margin, allowed, rng=rng)
-                found.append((domain, cls, metric, comparison, margin))
-    corrected = holm([1.0 if one is None else one.p for _, _, _, one, _ in found])
+                comparison, margin = _compare(pairs, part, metric, bounds.latency_margin, rng=rng)
+                found.append((domain, cls, metric, comparison, margin, allowed))
+    corrected = holm([1.0 if one is None else one.p for _, _, _, one, _, _ in found])
     cells = []
     states: dict[str, list[Verdict]] = {}
-    for (domain, cls, metric, comparison, margin), p in zip(found, corrected, strict=True):
-        verdict = decide(comparison, margin=margin, p=p, calibrated=has_again)
+    for (domain, cls, metric, comparison, margin, allowed), p in zip(found, corrected, strict=True):
+        verdict = decide(comparison, margin=margin + allowed, p=p, calibrated=has_again)
+        plain = decide(comparison, margin=margin, p=p, calibrated=has_again)
         expected = domain in run.scope.domains
         counts = metric not in ("rpc", "recompute", "hit") or not _affected(pairs, domain)
         if metric == "ttft_p99" and comparison is None:
@@ -395,6 +397,8 @@ def _matrix(
             Verdict.UNKNOWN: "unknown",
             Verdict.INVALID: "degraded-expected" if expected or not counts else "degraded-unexpected",
         }[verdict]
+        if verdict is not Verdict.INVALID and plain is Verdict.INVALID:
+            state = "degraded-expected"  # no more than what was taken away accounts for
         cells.append(_cell(domain, cls, metric, comparison, state, p))
     outside = [name for name in pairs.domains if name not in run.scope.domains and name in states]
     degraded = tuple(name for name in outside if worst(states[name]) is Verdict.INVALID)
@@ -419,21 +423,21 @@ def _affected(pairs: Pairs, domain: str) -> bool:
 
 
 def _compare(
-    pairs: Pairs, part: Mask, metric: str, latency_margin: float, allowed: float, *, rng: np.random.Generator
+    pairs: Pairs, part: Mask, metric: str, latency_margin: float, *, rng: np.random.Generator
 ) -> tuple[Comparison | None, float]:
     """One metric of one cell, a larger value being worse; with the margin that it is judged by."""
     none = part & False
     if metric == "degraded":
         windows = _degraded_windows(pairs, part, Arm.FAULT, harmed_only=False)
         # The control's disagreement is the reference here, so there is no third arm to compare it with.
-        return compare(windows, (), relative=False, rng=rng, statistic="mean"), SHARE_MARGIN + allowed
+        return compare(windows, (), relative=False, rng=rng, statistic="mean"), DEGRADED_MARGIN
     table: dict[str, tuple[Callable[[ArmColumns, NDArray[np.int64]], float], bool, float, str]] = {
         "success": (_success, False, SHARE_MARGIN, "mean"),
-        "ttft_p50": (_ttft(0.5), True, latency_margin + allowed, "median"),
-        "ttft_p99": (_ttft(0.99), True, latency_margin + allowed, "median"),
-        "hit": (_token_share("hit"), False, SHARE_MARGIN + allowed, "mean"),
-        "recompute": (_token_share("recomputed"), False, SHARE_MARGIN + allowed, "mean"),
-        "rpc": (_rpc, True, 0.1 + allowed, "mean"),
+        "ttft_p50": (_ttft(0.5), True, latency_margin, "median"),
+        "ttft_p99": (_ttft(0.99), True, latency_margin, "median"),
+        "hit": (_token_share("hit"), False, SHARE_MARGIN, "mean"),
+        "recompute": (_token_share("recomputed"), False, SHARE_MARGIN, "mean"),
+        "rpc": (_rpc, True, 0.1, "mean"),
     }
     value, relative, margin, statistic = table[metric]
     if metric == "ttft_p99":

@@ -29,7 +29,7 @@ CONFIRMATIONS: Final = 3  # runs in a row before a latency verdict may fail a pi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPair:
-    """The window values of one block, ``[windows]`` each; NaN windows are left out by whoever builds it."""
+    """The window values of one block, ``[windows]`` each; the same place is the same window of the load."""
 
     control: Array
     fault: Array
@@ -69,51 +69,45 @@ def compare(
     Returns:
         None when there is nothing to compare. A larger value is worse: turn round what is not so.
     """
-    usable = [pair for pair in pairs if len(pair.control) and len(pair.fault)]
+    usable = [change for pair in pairs if len(change := _changes(pair, relative=relative))]
     if not usable:
         return None
     middle = np.median if statistic == "median" else np.mean
-
-    def effect(control: Array, fault: Array) -> Array:
-        """``[rounds, windows]`` each, or ``[windows]``."""
-        a, b = middle(control, axis=-1), middle(fault, axis=-1)
-        if not relative:
-            return np.asarray(b - a, dtype=np.float64)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(a > 0, b / np.where(a > 0, a, 1.0) - 1.0, np.where(b > 0, np.inf, 0.0))
-        return np.asarray(ratio, dtype=np.float64)
-
-    observed = float(np.mean([effect(pair.control, pair.fault) for pair in usable]))
-    shuffled = np.zeros(ROUNDS)
+    observed = float(np.mean([middle(change) for change in usable]))
+    flipped = np.zeros(ROUNDS)
     spread = np.zeros((len(usable), ROUNDS))
-    for place, pair in enumerate(usable):
-        both = np.broadcast_to(
-            np.concatenate([pair.control, pair.fault]), (ROUNDS, len(pair.control) + len(pair.fault))
-        )
-        mixed = rng.permuted(both, axis=1)
-        shuffled += effect(mixed[:, : len(pair.control)], mixed[:, len(pair.control) :]) / len(usable)
-        spread[place] = effect(
-            pair.control[rng.integers(0, len(pair.control), (ROUNDS, len(pair.control)))],
-            pair.fault[rng.integers(0, len(pair.fault), (ROUNDS, len(pair.fault)))],
-        )
+    for place, change in enumerate(usable):
+        count = len(change)
+        # Were the fault nothing, either arm could have been the other, window by window.
+        flipped += middle(change * rng.choice((-1.0, 1.0), (ROUNDS, count)), axis=1) / len(usable)
+        spread[place] = middle(change[rng.integers(0, count, (ROUNDS, count))], axis=1)
     # Blocks are drawn too: what differs from block to block is not explained by windows.
     chosen = rng.integers(0, len(usable), (len(usable), ROUNDS))
     means = np.take_along_axis(spread, chosen, axis=0).mean(axis=0)
     low, high = (float(value) for value in np.quantile(means, (ALPHA / 2, 1 - ALPHA / 2)))
-    noise = [
-        abs(float(effect(pair.control, pair.fault)))
-        for pair in again
-        if len(pair.control) and len(pair.fault)
-    ]
+    noise = [abs(float(middle(change))) for pair in again if len(change := _changes(pair, relative=relative))]
+
+    def plain(value: float) -> float:
+        return float(np.expm1(value)) if relative else value
+
     return Comparison(
-        effect=observed,
-        low=low,
-        high=high,
-        p=float((1 + np.count_nonzero(shuffled >= observed - 1e-12)) / (1 + ROUNDS)),
-        noise=max(noise, default=0.0),
+        effect=plain(observed),
+        low=plain(low),
+        high=plain(high),
+        p=float((1 + np.count_nonzero(flipped >= observed - 1e-12)) / (1 + ROUNDS)),
+        noise=plain(max(noise, default=0.0)),
         blocks=len(usable),
-        windows=min(sum(len(pair.control) for pair in usable), sum(len(pair.fault) for pair in usable)),
+        windows=sum(len(change) for change in usable),
     )
+
+
+def _changes(pair: BlockPair, *, relative: bool) -> Array:
+    """Window by window, how much more the fault's arm has; logarithms of ratios, which are symmetric."""
+    assert len(pair.control) == len(pair.fault), "windows come in pairs"
+    if not relative:
+        return pair.fault - pair.control
+    known = (pair.control > 0) & (pair.fault > 0)
+    return np.log(pair.fault[known] / pair.control[known])
 
 
 def decide(
@@ -128,9 +122,8 @@ def decide(
         p: Corrected for the number of comparisons; the comparison's own by default.
         calibrated: A second arm without a fault was run; without one nothing can be called harm.
     """
-    if found is None or not np.isfinite(found.effect):
-        infinite = found is not None and found.effect > 0
-        return Verdict.INVALID if infinite and calibrated else Verdict.UNKNOWN
+    if found is None:
+        return Verdict.UNKNOWN
     enough = found.blocks >= PAIRS_MIN
     beyond = found.effect > margin and found.effect > found.noise and found.low > 0
     if enough and calibrated and beyond and (found.p if p is None else p) < ALPHA:

@@ -19,7 +19,7 @@ STEADY_FAILED_SHARE_MAX: Final = 0.01  # of requests without a fault; above it n
 class RunVerdict(StrEnum):
     """How a run is judged; the exit codes are those of every kvops command."""
 
-    PASS = "PASS"
+    PASS = "PASS"  # noqa: S105 (a verdict, not a password)
     FAIL = "FAIL"
     DIRTY = "DIRTY"
     BASELINE_NOT_STEADY = "BASELINE_NOT_STEADY"

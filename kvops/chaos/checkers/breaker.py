@@ -80,8 +80,9 @@ def _too_wide(record: RunRecord, opened: list[Opening]) -> Iterator[CounterExamp
         return
     for one in opened:
         if one.domain == "group":
+            target = record.run.target or "one store"
             yield CounterExample(
-                what=f"the whole group's breaker opened at {one.who}, for a fault of {record.run.target or 'one store'}",
+                what=f"the whole group's breaker opened at {one.who}, for a fault of {target}",
                 t_ns=one.begin_ns,
             )
 

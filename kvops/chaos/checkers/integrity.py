@@ -10,17 +10,17 @@ from kvops.chaos.history import Content, Kind, Operation, Outcome, RunRecord
 
 def integrity(record: RunRecord) -> Result:
     """Content as the client saw it; then the version against every put of the key, and when it was put."""
-    begun: dict[tuple[str, str], int] = {}  # earliest beginning of a put that may have happened
+    begun: dict[tuple[str, str], int] = {}  # the earliest beginning of its puts
     digests: dict[tuple[str, str], set[str]] = {}
     puts_known = set()
     for op in record.operations:
         if op.kind is Kind.PUT:
             puts_known.add(op.key)
-            if op.outcome is not Outcome.FAIL:
-                version = (op.key, op.value)
-                begun[version] = min(begun.get(version, op.t_invoke_ns), op.t_invoke_ns)
-                if op.digest:
-                    digests.setdefault(version, set()).add(op.digest)
+            # One that was refused counts too: that its version must not be there is S8's promise.
+            version = (op.key, op.value)
+            begun[version] = min(begun.get(version, op.t_invoke_ns), op.t_invoke_ns)
+            if op.digest:
+                digests.setdefault(version, set()).add(op.digest)
     examples = [
         CounterExample(
             what=f"request {row.request} of {row.client} computed on {row.wrong_bytes:,} wrong bytes",

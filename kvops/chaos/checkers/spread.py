@@ -44,16 +44,17 @@ def containment(record: RunRecord) -> Result:
     elif bound > bounds.success_drop:
         needed = int(3 / bounds.success_drop)
         open_questions.append(
-            f"success: {failed} of {trials:,} failed; below {100 * bounds.success_drop:g} % needs {needed:,} clean requests"
+            f"success: {failed} of {trials:,} failed; "
+            f"below {100 * bounds.success_drop:g} % needs {needed:,} clean requests"
         )
         success = Verdict.UNKNOWN
     verdicts = [spread_verdict, k_verdict, success]
     if record.run.quick:
         # A quick run looks for harm; what it cannot conclude it names. A K above its bound stays in doubt.
         doubtful = numbers.k is not None and numbers.k > bounds.containment_ratio
-        whys = [numbers.spread_why, numbers.k_why, ""]
+        reasons = [numbers.spread_why, numbers.k_why, ""]
         open_questions += [
-            why for one, why in zip(verdicts, whys, strict=True) if one is Verdict.UNKNOWN and why
+            why for one, why in zip(verdicts, reasons, strict=True) if one is Verdict.UNKNOWN and why
         ]
         verdicts = [one for one in verdicts if one is not Verdict.UNKNOWN]
         verdicts += [Verdict.UNKNOWN] if doubtful and k_verdict is Verdict.UNKNOWN else []
