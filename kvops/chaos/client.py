@@ -179,7 +179,7 @@ class Recorder:
                 subject=self.spec.name,
                 role="client",
                 group=self.spec.group,
-                fds=len(os.listdir("/proc/self/fd")),
+                fds=sum(1 for _ in Path("/proc/self/fd").iterdir()),
                 threads=threading.active_count(),
             )
         )
@@ -617,7 +617,9 @@ def serve(spec: ClientSpec) -> int:
     with HistoryWriter(Path(spec.history), name=spec.name) as writer:
         recorder = Recorder(spec, writer)
         pool = connect(spec)
-        register_pool = None if spec.without_pool or not spec.register_rps else connect(spec, suffix=" register")
+        register_pool = (
+            None if spec.without_pool or not spec.register_rps else connect(spec, suffix=" register")
+        )
         try:
             threading.Thread(target=listen, daemon=True).start()
             sys.stdout.write("ready\n")

@@ -150,7 +150,9 @@ class Workload(_Struct, frozen=True, kw_only=True):
     profile: Literal["agentic-prefix", "chat-prefix"] = "agentic-prefix"
     mode: Literal["open-loop"] = "open-loop"
     rps: Annotated[float, Meta(gt=0, le=10_000)] = 24
-    arms: list[Arm] = msgspec.field(default_factory=lambda: [Arm.CACHE_OFF, Arm.BASELINE, Arm.CONTROL, Arm.FAULT])
+    arms: list[Arm] = msgspec.field(
+        default_factory=lambda: [Arm.CACHE_OFF, Arm.BASELINE, Arm.CONTROL, Arm.FAULT]
+    )
     windows: Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,3}x[0-9]+(\.[0-9]+)?(ms|s|m)$")] = "5x12s"
     warmup: Duration = "4s"  # before each window, and not judged
     seed: int = 7
@@ -158,7 +160,9 @@ class Workload(_Struct, frozen=True, kw_only=True):
     l2_size: Size = "0B"  # of each engine: without one, every hit is the pool's
     deadline: Duration = "200ms"  # of one call to the pool
     budget: Duration = "400ms"  # of a request's pool time: beyond it the request was later than declared
-    register_rps: Annotated[float, Meta(ge=0, le=1000)] = 6  # puts, gets and removes of a few keys of each client
+    register_rps: Annotated[float, Meta(ge=0, le=1000)] = (
+        6  # puts, gets and removes of a few keys of each client
+    )
 
     @property
     def blocks(self) -> int:

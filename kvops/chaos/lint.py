@@ -19,19 +19,51 @@ from kvops.errors import KvopsError, UsageError
 
 SAMPLES_FOR_P99: Final = 1_000  # of a cell: field/chaos.md's rule for a p99 that means something
 BLOCKS_FOR_STATISTICS: Final = 5
-CLEAN_FOR_TENTH_PERCENT: Final = 3_000  # rule of three: an error rate below 0.1 % needs so many clean requests
+CLEAN_FOR_TENTH_PERCENT: Final = (
+    3_000  # rule of three: an error rate below 0.1 % needs so many clean requests
+)
 UNDO_GUARD_S: Final = 2.0
 DETECTION_S: Final = 2.0  # a silent store is unmounted after this long: kvops.limits.STORE_TTL_MS
 
 DESIGNED: Final = frozenset(
-    (
-        "process.kill process.pause process.restart process.slow "
-        "net.partition net.oneway net.loss net.reset net.bandwidth net.delay net.blackhole net.reject net.corrupt "
-        "net.incast etcd.pause etcd.kill etcd.leader etcd.quorum etcd.slow_fsync master.flap "
-        "disk.full disk.slow disk.eio memory.pressure memory.hugepages memory.memlock process.fds clock.skew "
-        "config.bad_value load.incast drain.under_load drain.store rolling.restart store.wrong_bytes "
-        "store.stale_address register.wrong_address"
-    ).split()
+    {
+        "process.kill",
+        "process.pause",
+        "process.restart",
+        "process.slow",
+        "net.partition",
+        "net.oneway",
+        "net.loss",
+        "net.reset",
+        "net.bandwidth",
+        "net.delay",
+        "net.blackhole",
+        "net.reject",
+        "net.corrupt",
+        "net.incast",
+        "etcd.pause",
+        "etcd.kill",
+        "etcd.leader",
+        "etcd.quorum",
+        "etcd.slow_fsync",
+        "master.flap",
+        "disk.full",
+        "disk.slow",
+        "disk.eio",
+        "memory.pressure",
+        "memory.hugepages",
+        "memory.memlock",
+        "process.fds",
+        "clock.skew",
+        "config.bad_value",
+        "load.incast",
+        "drain.under_load",
+        "drain.store",
+        "rolling.restart",
+        "store.wrong_bytes",
+        "store.stale_address",
+        "register.wrong_address",
+    }
 )
 """Names that experiments may use although this version does not have the fault: UNSUPPORTED then, not a mistake."""
 
@@ -86,7 +118,9 @@ def _faults(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator[R
             yield from _arguments(call.name, call.arguments, catalogue[call.name])
         elif call.name in DESIGNED:
             yield Remark(
-                severity="warning", rule="fault", text=f"this version has no {call.name}: a run is UNSUPPORTED"
+                severity="warning",
+                rule="fault",
+                text=f"this version has no {call.name}: a run is UNSUPPORTED",
             )
         else:
             near = get_close_matches(call.name, [*catalogue, *DESIGNED], n=1)
@@ -136,7 +170,9 @@ def _fidelity(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator
                 rule="fidelity",
                 text=f"{call.name} does not reach engines on the target's own host: they read mapped memory",
             )
-        if call.name.startswith("clock.") and (call.target or experiment.ours.scope.select.role).startswith("etcd"):
+        if call.name.startswith("clock.") and (call.target or experiment.ours.scope.select.role).startswith(
+            "etcd"
+        ):
             yield Remark(
                 severity="error",
                 rule="fidelity",
@@ -170,7 +206,9 @@ def _conflicts(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterato
 def _arms(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator[Remark]:
     arms = experiment.ours.workload.arms
     if Arm.FAULT not in arms:
-        yield Remark(severity="error", rule="baseline", text="no fault arm: nothing would be injected", fix="add it")
+        yield Remark(
+            severity="error", rule="baseline", text="no fault arm: nothing would be injected", fix="add it"
+        )
     if Arm.BASELINE not in arms:
         yield Remark(
             severity="error",
@@ -213,7 +251,9 @@ def _deadlines(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterato
             fix="lengthen workload.windows, or shorten deadlines.fault",
         )
     if not 0.5 <= lease_s < max(fault_s, 1.0) + seconds(limits.undo) + 30:
-        yield Remark(severity="error", rule="deadlines", text=f"a lease of {lease_s:g} s", fix="use 1s to 10s")
+        yield Remark(
+            severity="error", rule="deadlines", text=f"a lease of {lease_s:g} s", fix="use 1s to 10s"
+        )
     if 0 < fault_s < DETECTION_S:
         yield Remark(
             severity="warning",
@@ -222,7 +262,10 @@ def _deadlines(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterato
         )
     if not experiment.ours.guards:
         yield Remark(
-            severity="warning", rule="deadlines", text="no guards: only deadlines end it early", fix="add guards"
+            severity="warning",
+            rule="deadlines",
+            text="no guards: only deadlines end it early",
+            fix="add guards",
         )
 
 

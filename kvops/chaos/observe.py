@@ -74,8 +74,8 @@ class Sampler:
                         group=part.group,
                         phase=phase,
                         rss_bytes=int((folder / "statm").read_text().split()[1]) * PAGE_BYTES,
-                        fds=len(os.listdir(folder / "fd")),
-                        threads=len(os.listdir(folder / "task")),
+                        fds=sum(1 for _ in (folder / "fd").iterdir()),
+                        threads=sum(1 for _ in (folder / "task").iterdir()),
                     )
                 )
             except OSError:
@@ -92,7 +92,9 @@ def write_group_events(pool: PoolUnderTest, writer: HistoryWriter, *, since_ns: 
     not answer has nothing to tell, and one that was restarted has forgotten.
     """
     wall_minus_boot_ns = time.time_ns() - now_ns()
-    since = datetime.fromtimestamp((since_ns + wall_minus_boot_ns) / 1e9, UTC).isoformat(timespec="milliseconds")
+    since = datetime.fromtimestamp((since_ns + wall_minus_boot_ns) / 1e9, UTC).isoformat(
+        timespec="milliseconds"
+    )
     count = 0
     for name, group in pool.groups.items():
         for event in _events(group.require().members, group.secret_file, since):

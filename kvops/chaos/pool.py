@@ -151,7 +151,9 @@ def check_supported(spec: PoolSpec) -> None:
             fix="run it on a pool that has this role",
         )
     if "verbs" in spec.transports:
-        raise Unsupported("verbs needs an RDMA device", fix="use shm and tcp, or run it on hosts that have one")
+        raise Unsupported(
+            "verbs needs an RDMA device", fix="use shm and tcp, or run it on hosts that have one"
+        )
 
 
 @contextmanager

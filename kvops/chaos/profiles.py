@@ -75,13 +75,13 @@ def schedule(
     router = Router(nodes=engines, l2_pages=l2_pages, gpu=GPU)
     routed, seen = SeenBlocks(), SeenBlocks()
     planned: list[Planned] = []
-    count = max(16, round(4 * rps * (PRELUDE_S + duration_s)))  # more than enough; the end is a moment, not a count
+    count = max(
+        16, round(4 * rps * (PRELUDE_S + duration_s))
+    )  # more than enough; the end is a moment, not a count
     for number, request in enumerate(generate(workload, requests=count, seed=seed)):
         if request.timestamp_ms >= end_ms:
             break
-        engine = router.choose(
-            request, seen_pages=routed.prefix(request.hash_ids), alive=range(engines)
-        )
+        engine = router.choose(request, seen_pages=routed.prefix(request.hash_ids), alive=range(engines))
         routed.add(request.hash_ids)
         if request.timestamp_ms < begin_ms:
             continue

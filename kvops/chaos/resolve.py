@@ -87,9 +87,11 @@ def choose(experiment: Experiment, parts: Sequence[Part], *, seed: int) -> Chose
                 for call, some in chosen
                 for part in some
             ),
-            key=lambda one: ("store", "master", "etcd").index(one.part.role)
-            if one.part.role in ("store", "master", "etcd")
-            else -1,
+            key=lambda one: (
+                ("store", "master", "etcd").index(one.part.role)
+                if one.part.role in ("store", "master", "etcd")
+                else -1
+            ),
         )
     )
     return Chosen(
@@ -204,7 +206,9 @@ def _quorum_lost(hit: Iterable[Part], parts: Sequence[Part]) -> list[str]:
 
 def _control(part: Part, hit: dict[str, Part], parts: Sequence[Part]) -> Part | None:
     others = [one for one in parts if one.name not in hit and one.member != part.member]
-    others.sort(key=lambda one: (one.role != part.role, one.group != part.group, one.host == part.host, one.name))
+    others.sort(
+        key=lambda one: (one.role != part.role, one.group != part.group, one.host == part.host, one.name)
+    )
     return others[0] if others else None
 
 

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -31,7 +31,7 @@ import msgspec
 
 from kvops.chaos import telemetry
 from kvops.chaos.client import now_ns
-from kvops.chaos.experiment import Activity, Experiment, Workload, seconds
+from kvops.chaos.experiment import Activity, Experiment, seconds
 from kvops.chaos.guards import GuardThread, Watcher
 from kvops.chaos.history import (
     Arm,
@@ -54,7 +54,7 @@ from kvops.chaos.lint import Remark, lint, unsupported
 from kvops.chaos.model import Fault as RealFault
 from kvops.chaos.model import State
 from kvops.chaos.observe import Sampler, cpu_stall_s, write_group_events
-from kvops.chaos.pool import PoolUnderTest, check_supported, engine_names, group_names, planned_parts, started
+from kvops.chaos.pool import PoolUnderTest, check_supported, group_names, planned_parts, started
 from kvops.chaos.resolve import Chosen, choose
 from kvops.chaos.safeguards import Safeguards
 from kvops.chaos.workload import Stretch, stretch
@@ -129,7 +129,7 @@ class _Interrupted(BaseException):
         self.signum = signum
 
 
-class _Abort(Exception):  # noqa: N818
+class _Abort(Exception):
     """A guard tripped, or the time is over."""
 
 
@@ -285,9 +285,7 @@ class _Runner:
             else self._ours.pool
         )
         self._workload = self._safeguards.workload(
-            msgspec.structs.replace(
-                self._ours.workload, seed=seed, warmup=self._plan.warmup_s
-            )
+            msgspec.structs.replace(self._ours.workload, seed=seed, warmup=self._plan.warmup_s)
         )
         self._chosen: Chosen | None = None
         self._pool: PoolUnderTest | None = None
@@ -373,7 +371,9 @@ class _Runner:
     def _pool_text(self) -> str:
         spec = self._pool_spec
         groups = f"{spec.groups} groups of " if spec.groups > 1 else ""
-        return f"{groups}{spec.masters} master, {spec.stores} stores, {spec.engines} engines, {spec.placement}"
+        return (
+            f"{groups}{spec.masters} master, {spec.stores} stores, {spec.engines} engines, {spec.placement}"
+        )
 
     def _check_total(self) -> None:
         limit_s = seconds(self._ours.deadlines.total) * max(1, self._plan.blocks * len(self._plan.arms))
@@ -452,7 +452,8 @@ class _Runner:
     @contextmanager
     def _stretch(self, pool: PoolUnderTest, arm: Arm, block: int) -> Iterator[Stretch]:
         options = {
-            group: {**pool.client_options(group), **self._safeguards.client_options()} for group in pool.groups
+            group: {**pool.client_options(group), **self._safeguards.client_options()}
+            for group in pool.groups
         }
         with stretch(
             self._pool_spec,
@@ -473,7 +474,9 @@ class _Runner:
             finally:
                 share = 0.0
                 if stalled is not None:
-                    share = min(1.0, ((cpu_stall_s() or stalled) - stalled) / max(0.1, time.monotonic() - began))
+                    share = min(
+                        1.0, ((cpu_stall_s() or stalled) - stalled) / max(0.1, time.monotonic() - began)
+                    )
                 self._writer.write(
                     msgspec.structs.replace(row, t_end_ns=now_ns(), cpu_stall_share=round(share, 3))
                 )
@@ -526,7 +529,9 @@ class _Runner:
         experiment = self._of_block(self._block)
         self._chosen = chosen = choose(experiment, pool.parts(), seed=self._seed + 7_919 * self._rounds())
         members = {
-            f"{name}/{one.name}": one for name, group in pool.groups.items() for one in targets.of_group(group)
+            f"{name}/{one.name}": one
+            for name, group in pool.groups.items()
+            for one in targets.of_group(group)
         }
         faults = []
         for hit in chosen.hits:
@@ -536,7 +541,8 @@ class _Runner:
             control = members.get(hit.control.name) if hit.control is not None else None
             if control is None:
                 raise Refused(
-                    f"{hit.part.name} has no neighbour that could stay well", fix="give the pool another store"
+                    f"{hit.part.name} has no neighbour that could stay well",
+                    fix="give the pool another store",
                 )
             arguments = {key: value for key, value in hit.call.arguments.items() if key != "hold"}
             faults.append(targets.build(hit.call.name, arguments, target=target, control=control))
@@ -647,9 +653,7 @@ class _Runner:
 
     def _watcher(self, one: Stretch) -> Watcher:
         seen = telemetry.Telemetry([client.spec for client in one.clients], one.start_ns)
-        return Watcher(
-            self._ours.guards, {"success_rate": seen.success_rate, "telemetry_age": seen.age_s}
-        )
+        return Watcher(self._ours.guards, {"success_rate": seen.success_rate, "telemetry_age": seen.age_s})
 
     def _wait_until(self, at_ns: int, one: Stretch, guards: GuardThread | None) -> None:
         pause = threading.Event()
@@ -680,13 +684,17 @@ class _Runner:
                     block=block,
                     capacity_share=share / len(faults),
                     lost_share=lost_share(one),
-                    proof=tuple(part for part in detail.split("; ") if part) if kind is FaultState.ACTIVE else (),
+                    proof=tuple(part for part in detail.split("; ") if part)
+                    if kind is FaultState.ACTIVE
+                    else (),
                     commands=commands,
                     why=detail if kind is FaultState.DIRTY else "",
                 )
             )
         if kind is FaultState.INJECTING and injection is not None:
-            self._say("inject", ", ".join(f"{one.name} {one.target.group}/{one.target.name}" for one in faults))
+            self._say(
+                "inject", ", ".join(f"{one.name} {one.target.group}/{one.target.name}" for one in faults)
+            )
 
     # Signals
 

@@ -67,7 +67,9 @@ def select(folder: Path, *, quick: bool) -> list[Entry]:
     for path in paths:
         experiment = load(path)
         if not quick or QUICK_TAG in experiment.tags:
-            entries.append(Entry(path=path, experiment=experiment, seconds=duration_s(experiment, quick=quick)))
+            entries.append(
+                Entry(path=path, experiment=experiment, seconds=duration_s(experiment, quick=quick))
+            )
     if not entries:
         raise UsageError(
             f"{folder} holds no experiment" + (f" tagged {QUICK_TAG}" if quick else ""),
@@ -88,16 +90,18 @@ def run_judged(experiment: Experiment, options: Options, *, say: Say) -> tuple[R
 
 
 def run_suite(
-    entries: Sequence[Entry], options: Options, *, say: Say, begin: Callable[[Entry], None] = lambda entry: None
+    entries: Sequence[Entry],
+    options: Options,
+    *,
+    say: Say,
+    begin: Callable[[Entry], None] = lambda entry: None,
 ) -> Iterator[Row]:
     """Run all, one after another; a row each as it ends. What refuses one does not hold up the others."""
     for entry in entries:
         begin(entry)
         faults = ",".join(dict.fromkeys(call.name for call in entry.experiment.faults))
         try:
-            ran, judged = run_judged(
-                entry.experiment, replace(options, source=str(entry.path)), say=say
-            )
+            ran, judged = run_judged(entry.experiment, replace(options, source=str(entry.path)), say=say)
         except KvopsError as error:
             yield Row(
                 path=entry.path,

@@ -103,7 +103,8 @@ class Stretch:
                 code = client.process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 raise Unreachable(
-                    f"client {client.spec.name} did not come to its end", fix="this is a hang: see its history"
+                    f"client {client.spec.name} did not come to its end",
+                    fix="this is a hang: see its history",
                 ) from None
             if code:
                 raise Unreachable(

@@ -188,7 +188,10 @@ def compare(out: Output, with_all: Judgement, bare: Judgement, names: tuple[str,
         ("detected after s", number(one.t_detect_s, 1), number(two.t_detect_s, 1)),
         ("contained after s", number(one.t_contain_s, 1), number(two.t_contain_s, 1)),
         ("recovered after s", number(one.t_recover_s, 1), number(two.t_recover_s, 1)),
-        *((f"requests {name}", str(one.harmed.get(name, 0)), str(two.harmed.get(name, 0))) for name in one.harmed),
+        *(
+            (f"requests {name}", str(one.harmed.get(name, 0)), str(two.harmed.get(name, 0)))
+            for name in one.harmed
+        ),
     ]
     out.line()
     out.line(f"{'':<20}{'with':>14}{'without':>14}   {', '.join(names)}")

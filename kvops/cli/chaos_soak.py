@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 @options.command("soak")
-@click.option("--faults", multiple=True, metavar="LIST", help="What to draw from  [default: pause, kill, slow].")
+@click.option(
+    "--faults", multiple=True, metavar="LIST", help="What to draw from  [default: pause, kill, slow]."
+)
 @click.option("--stores", type=click.IntRange(2, 16), default=4, show_default=True, help="Of the pool.")
 @click.option("--min-up", type=click.IntRange(1), default=3, show_default=True, help="Stores no fault is on.")
 @click.option(
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 @click.option("--masters", is_flag=True, help="A master may be hit too.")
 @click.option("--seed", type=int, default=1, show_default=True, help="The same seed draws the same rounds.")
 @click.option("--dry-run", is_flag=True, help="Show the rounds and do nothing.")
-@click.option("--runs", "runs_dir", type=PATH, default=RUNS, show_default=True, help="Where the history goes.")
+@click.option(
+    "--runs", "runs_dir", type=PATH, default=RUNS, show_default=True, help="Where the history goes."
+)
 @click.pass_obj
 def command(
     settings: Settings,
@@ -60,7 +64,9 @@ def command(
     rounds = rounds_for(duration / 1000, duration_s(one.whole(), quick=False))
     soak = Soak(rounds=rounds, seed=seed, faults=chosen, stores=stores, min_up=min_up, masters=masters)
     experiment = soak.whole()
-    out.header("local", f"seed {seed}   {rounds} rounds, about {human_age(duration_s(experiment, quick=False))}")
+    out.header(
+        "local", f"seed {seed}   {rounds} rounds, about {human_age(duration_s(experiment, quick=False))}"
+    )
     if dry_run:
         if out.structured:
             out.document({"dry_run": True, "seed": seed, "rounds": list(describe(soak))})
