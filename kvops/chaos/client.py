@@ -8,7 +8,6 @@ on standard input (CLOCK_BOOTTIME), works, and ends. The end of its input ends i
 
 from __future__ import annotations
 
-import os
 import queue
 import random
 import signal

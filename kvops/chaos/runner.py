@@ -68,7 +68,7 @@ STALL_SHARE_MAX: Final = 0.9
 """A stretch in which some task waited for a CPU for more of the time than this says nothing about latency."""
 RECHECK_JOIN_S: Final = 8.0
 UNDO_SLACK_S: Final = 30.0  # the guardian's own deadline lies so far behind the planned end
-QUICK_WINDOW_TAIL_S: Final = 5.0  # after the undo
+QUICK_WINDOW_TAIL_S: Final = 7.0  # for the proof, and to look on after the undo
 QUICK_FAULT_S_MAX: Final = 5.0
 QUICK_WARMUP_S: Final = 3.0
 ARM_ORDERS: Final = (

@@ -61,9 +61,7 @@ SECOND = ", {type: action, provider: {type: python, module: kvops.chaos.faults, 
         (made(ours="{checkers: [integrty]}"), "did you mean integrity?"),
         (made(more=SECOND), "hide each other"),
         (
-            made(
-                ours="{pool: {masters: 3}, scope: {select: {role: master}, mode: count, value: 2, max_capacity_fraction: 1}}"
-            ),
+            made(ours=f"{{pool: {{masters: 3}}, scope: {TWO_MASTERS}}}"),
             "lose a quorum: g1 master 2 of 3",
         ),
         (made("clock_skew", arguments="{target: etcd}", ours="{pool: {etcd: 3}}"), "clock"),
