@@ -57,7 +57,7 @@ def ask(
     path: str = "/health",
     timeout_s: float = PROBE_TIMEOUT_S,
     from_netns: int = 0,
-    body_bytes: int = 0,
+    mark: int = 0,
 ) -> Probe:
     """
     Send one HTTP request and say how it ended. Any answer counts, whatever its status.
@@ -67,7 +67,7 @@ def ask(
         path: What is asked for.
         timeout_s: For all of it.
         from_netns: Inode of the namespace to ask from; 0: ours.
-        body_bytes: Send so many bytes along: how long it takes shows the bandwidth.
+        mark: Of the socket, by which rules may pass it over.
     """
 
     def do() -> Probe:
@@ -83,24 +83,32 @@ def ask(
                 answer=answer,
             )
 
+        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
         try:
-            sock = socket.create_connection(address, timeout=timeout_s)
+            if mark:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
+            sock.settimeout(timeout_s)
+            sock.connect(address)
         except TimeoutError:
+            sock.close()
             return probe(Ending.NO_CONNECTION)
         except ConnectionRefusedError:
+            sock.close()
             return probe(Ending.REFUSED)
         except ConnectionResetError:
+            sock.close()
             return probe(Ending.RESET)
         except OSError:
+            sock.close()
             return probe(Ending.UNREACHABLE)
         with sock:
             connected = time.monotonic()
             answer = b""
             try:
                 head = f"GET {path} HTTP/1.1\r\nHost: {address[0]}\r\nConnection: close\r\n"
-                head += f"Content-Length: {body_bytes}\r\n\r\n"
+                head += "\r\n"
                 sock.settimeout(max(0.001, timeout_s - (connected - began)))
-                sock.sendall(head.encode() + bytes(body_bytes))
+                sock.sendall(head.encode())
                 while len(answer) < ANSWER_BYTES_MAX:
                     left_s = timeout_s - (time.monotonic() - began)
                     if left_s <= 0:

@@ -19,6 +19,8 @@ from typing import Any, Final
 
 from kvops.store.clock import boot_ms
 
+MARK: Final = 0x6B76  # of the proxy's own connections: the rule that redirects passes them over
+_SO_ORIGINAL_DST: Final = 80  # linux/netfilter_ipv4.h
 CHUNK_BYTES: Final = 1 << 16
 CONNECT_TIMEOUT_S: Final = 5.0
 LOOK_S: Final = 0.05  # between looks at the control file
@@ -62,7 +64,7 @@ class Control:
 class Proxy:
     """Listens on one address for another."""
 
-    def __init__(self, control: Control, target: tuple[str, int], *, seed: int) -> None:
+    def __init__(self, control: Control, target: tuple[str, int] | None, *, seed: int) -> None:
         self._control = control
         self._target = target
         self._random = random.Random(seed)
@@ -72,7 +74,7 @@ class Proxy:
         """Carry one connection's bytes both ways."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                far_reader, far_writer = await asyncio.open_connection(*self._target)
+                far_reader, far_writer = await self._dial(writer)
         except (OSError, TimeoutError):
             _reset(writer)
             return
@@ -87,6 +89,21 @@ class Proxy:
             self._writers -= {writer, far_writer}
             for one in (writer, far_writer):
                 one.close()
+
+    async def _dial(self, writer: asyncio.StreamWriter) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to where the connection was meant to go, past the rule that brought it here."""
+        address = self._target or _original(writer.get_extra_info("socket"))
+        loop = asyncio.get_running_loop()
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            if self._target is None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, MARK)
+            await loop.sock_connect(sock, address)
+            return await asyncio.open_connection(sock=sock)
+        except BaseException:
+            sock.close()
+            raise
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
@@ -121,6 +138,12 @@ def flip(chunk: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
+def _original(sock: Any) -> tuple[str, int]:
+    """Where a redirected connection was going: netfilter's SO_ORIGINAL_DST, a sockaddr_in."""
+    port, raw = struct.unpack("!2xH4s8x", sock.getsockopt(socket.SOL_IP, _SO_ORIGINAL_DST, 16))
+    return socket.inet_ntoa(raw), port
+
+
 def _reset(writer: asyncio.StreamWriter) -> None:
     """Close so that the peer gets RST: SO_LINGER with no time (socket(7))."""
     sock: Any = writer.get_extra_info("socket")
@@ -134,14 +157,19 @@ def serve(settings: dict[str, Any], until_boot_ms: int, ready: Callable[[], None
     Run a proxy until its time is over.
 
     Args:
-        settings: ``listen`` and ``target`` as [host, port]; ``control`` is the file; ``seed``.
+        settings: ``listen`` as [host, port]; ``target`` likewise, or null for wherever a redirected connection
+            was going; ``control`` is the file; ``seed``.
         until_boot_ms: When it ends.
         ready: Called once it listens.
     """
 
     async def run() -> None:
         control = Control(Path(settings["control"]))
-        proxy = Proxy(control, tuple(settings["target"]), seed=int(settings.get("seed", 0)))
+        proxy = Proxy(
+            control,
+            tuple(settings["target"]) if settings["target"] else None,
+            seed=int(settings.get("seed", 0)),
+        )
         server = await asyncio.start_server(proxy.connection, *settings["listen"], reuse_address=True)
         async with server:
             ready()

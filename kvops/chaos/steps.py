@@ -292,6 +292,7 @@ class RestartRole(Step, frozen=True, kw_only=True, tag="restart_role"):
     member: str
     unless_pid: int = 0  # this process, with these ticks, does not count: it was started with a bad setting
     unless_ticks: int = 0
+    in_lab: bool = False  # on a node of its own
 
     def done(self) -> bool:
         # Imported here: only this step needs to read a group's state.
@@ -324,10 +325,17 @@ class RestartRole(Step, frozen=True, kw_only=True, tag="restart_role"):
             )
 
     def _argv(self) -> list[str]:
+        if self.in_lab:
+            here = [sys.executable, "-P", "-m", "kvops.chaos.lab", "restart"]
+            return [*here, self.state_dir, self.group, self.member]
         words = ["-g", self.group, "--state-dir", self.state_dir, "--timeout", f"{RESTART_TIMEOUT_S:g}s"]
         return [sys.executable, "-P", "-m", "kvops", "restart", *words, self.member]
 
     def command(self) -> str:
+        if self.in_lab:
+            return (
+                f"python -m kvops.chaos.lab restart {shlex.quote(self.state_dir)} {self.group} {self.member}"
+            )
         return f"kvops restart -g {self.group} --state-dir {shlex.quote(self.state_dir)} {self.member}"
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvops.chaos.model import Fault
     from kvops.fleet.local import LocalGroup
 
-_GIVEN: Final = frozenset({"target", "control", "token", "expires_s"})  # not for an experiment to say
+_GIVEN: Final = frozenset({"target", "control", "token", "expires_s", "seen"})  # not for an experiment to say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,12 @@ def of_group(group: LocalGroup) -> list[Target]:
                 netns=netns.inode_of(member.pid),
                 cgroups=Path(f"/proc/{member.pid}/cgroup").read_text(),
                 addresses=member.addresses,
-                restart=RestartRole(state_dir=str(group.state_dir), group=group.name, member=member.name),
+                restart=RestartRole(
+                    state_dir=str(group.state_dir),
+                    group=group.name,
+                    member=member.name,
+                    in_lab=netns.inode_of(member.pid) != netns.inode_of(),
+                ),
                 config_file=str(group.config_file(member.name)),
                 state_dir=str(group.folder / member.name),
             )

@@ -27,6 +27,7 @@ BELOW: Final[dict[str, tuple[str, str]]] = {
     "abort": ("chaos_abort", "End every experiment now, also without its runner."),
     "recover": ("chaos_recover", "Take back what a dead experiment left."),
     "lock": ("chaos_lock", "Forbid experiments."),
+    "lab": ("chaos_lab", "A network namespace for each node, made and removed."),
     "unlock": ("chaos_unlock", "Allow experiments again."),
 }
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvops.chaos.netns import call_in, inode_of
 from kvops.chaos.procs import running
 from kvops.chaos.targets import Target, of_process
 
@@ -30,7 +31,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         left = int(self.headers.get("Content-Length") or 0)
         while left > 0:
             left -= len(self.rfile.read(min(left, 1 << 16)))
-        body = name.encode()
+        body = name.encode() if self.path == "/health" else bytes(65536)
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -73,8 +74,12 @@ def listens(host: str, port: int) -> bool:
 class Victim:
     """One server process."""
 
-    def __init__(self, name: str, folder: Path, *, child: bool = False) -> None:
+    def __init__(
+        self, name: str, folder: Path, *, child: bool = False, host: str = "127.0.0.1", netns: str = ""
+    ) -> None:
         self.name = name
+        self.host = host
+        self._enter = ["nsenter", f"--net=/run/netns/{netns}"] if netns else []
         self.port = free_port()
         self.log_file = folder / f"{name}.log"
         # Not -I: what a shim preloads must reach it, and StartProcess runs it with the same environment.
@@ -83,7 +88,7 @@ class Victim:
             "-c",
             SERVER,
             name,
-            "127.0.0.1",
+            host,
             str(self.port),
             "child" if child else "alone",
         ]
@@ -92,10 +97,19 @@ class Victim:
 
     def start(self) -> None:
         """Run it and wait until it listens."""
-        self.process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, start_new_session=True)
-        until(lambda: listens("127.0.0.1", self.port), f"{self.name} listens")
+        self.process = subprocess.Popen(
+            [*self._enter, *self.argv], stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        until(self._listens, f"{self.name} listens")
         if self._child:
             until(lambda: len(self.target.processes) == 2, f"{self.name} has a child")
+
+    def _listens(self) -> bool:
+        found = next(running(self.argv), None)
+        if found is None:
+            return False
+        inode = inode_of(found.pid)
+        return call_in(inode, lambda: listens(self.host, self.port))
 
     @property
     def alive(self) -> bool:
@@ -112,7 +126,7 @@ class Victim:
             found.pid,
             name=self.name,
             role="server",
-            addresses={"http": f"127.0.0.1:{self.port}"},
+            addresses={"http": f"{self.host}:{self.port}"},
             log_file=str(self.log_file),
         )
 

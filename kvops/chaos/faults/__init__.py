@@ -7,7 +7,7 @@ from typing import Final
 
 from kvops.chaos.model import entered
 
-AREAS: Final = ("process",)
+AREAS: Final = ("process", "net", "stream")
 
 
 def catalogue() -> dict[str, type]:

@@ -53,14 +53,14 @@ def thread_states(identity: ProcessIdentity) -> str:
     return "".join(sorted(states))
 
 
-def control_is_well(control: Target, *, from_netns: int = 0) -> Signal:
+def control_is_well(control: Target) -> Signal:
     """
     The negative control: a neighbour answers as always.
 
     Raises:
         FaultNotApplied: It does not: what was seen at the target proves nothing then.
     """
-    probe = ask_target(control, timeout_s=2.0, from_netns=from_netns)
+    probe = ask_target(control, timeout_s=2.0, from_netns=control.netns)
     if probe.ending is not Ending.ANSWERED:
         raise FaultNotApplied(
             f"the control {control.name} is not well either: {probe}", fix="wait until the group is healthy"

@@ -103,7 +103,12 @@ class Kill:
         return Evidence(
             signals=(
                 Signal("/proc", f"pid {self.target.leader.pid} is gone"),
-                expect(ask_target(self.target), Ending.REFUSED, Ending.UNREACHABLE, target=self.target),
+                expect(
+                    ask_target(self.target, from_netns=self.control.netns),
+                    Ending.REFUSED,
+                    Ending.UNREACHABLE,
+                    target=self.target,
+                ),
             ),
             control=control_is_well(self.control),
         )
@@ -151,7 +156,7 @@ class Pause:
         for pid, letters in states.items():
             must(letters, f"pid {pid} has ended")
             must(set(letters) == {"T"}, f"threads of pid {pid} are in states {letters}, not all T")
-        seen = ask_target(self.target)
+        seen = ask_target(self.target, from_netns=self.control.netns)
         # A full backlog of a process that accepts nothing drops handshakes: that is silence, too.
         return Evidence(
             signals=(
@@ -209,7 +214,9 @@ class Restart:
         return Evidence(
             signals=(
                 Signal("/proc/<pid>/stat", f"pid {fresh[0].pid} instead of {self.target.leader.pid}"),
-                expect(ask_target(now, timeout_s=2.0), Ending.ANSWERED, target=now),
+                expect(
+                    ask_target(now, timeout_s=2.0, from_netns=self.control.netns), Ending.ANSWERED, target=now
+                ),
             ),
             control=control_is_well(self.control),
         )
@@ -313,7 +320,7 @@ class Slow:
         slowest = 0.0
         deadline = time.monotonic() + 2.0
         for _ in range(ASKED_MAX):
-            seen = ask_target(self.target, timeout_s=2.0)
+            seen = ask_target(self.target, timeout_s=2.0, from_netns=self.control.netns)
             slowest = max(slowest, seen.total_ms)
             if (slowest >= stall_ms and next(kernel) > before) or time.monotonic() > deadline:
                 break
