@@ -187,6 +187,7 @@ class Run(Row, frozen=True, kw_only=True, tag="run"):
     experiment: str = ""  # the file
     seed: int = 0
     started_at: str = ""  # UTC, RFC 3339
+    started_ns: int = 0  # the same moment as the rows' clock has it; 0: that of the first row
     group: str = ""
     environment: str = ""
     fault: str = ""  # such as process.pause

@@ -29,6 +29,8 @@ BELOW: Final[dict[str, tuple[str, str]]] = {
     "lock": ("chaos_lock", "Forbid experiments."),
     "lab": ("chaos_lab", "A network namespace for each node, made and removed."),
     "unlock": ("chaos_unlock", "Allow experiments again."),
+    "check": ("chaos_check", "Judge a recorded history again, offline."),
+    "report": ("chaos_report", "Show a recorded run as text, JSON, JUnit, journal or HTML."),
 }
 
 

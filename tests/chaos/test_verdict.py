@@ -15,7 +15,7 @@ from kvops.chaos.history import Arm, Block, End, Fault, FaultState, Finish, Gap,
 from kvops.chaos.verdict import EXIT_CODES, Judgement, RunVerdict, judge
 from tests.chaos.histories import World, changed, get, record, simulate
 
-SHORT = World(rps=50, before_s=3, fault_s=14, after_s=8, window_s=3.5)
+SHORT = World(rps=64, before_s=3, fault_s=14, after_s=8, window_s=3.5)
 
 
 @cache
