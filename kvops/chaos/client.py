@@ -47,6 +47,7 @@ from kvops.store.model import PutOptions, Reason
 
 REGISTER_KEYS: Final = 3  # of each client: few keys, much traffic
 REGISTER_BYTES: Final = 4096
+REGISTER_SUFFIX: Final = "-register"  # of the name under which a client's second pool client is known
 WORKERS: Final = 4  # requests under way in one engine
 BREAKER_LOOK_S: Final = 0.05
 SAMPLE_S: Final = 1.0
@@ -125,10 +126,11 @@ class NoPool:
 
 
 class Recorder:
-    """Writes rows with this client's name, arm and block on them."""
+    """Writes rows with a client's name, arm and block on them."""
 
-    def __init__(self, spec: ClientSpec, writer: HistoryWriter) -> None:
+    def __init__(self, spec: ClientSpec, writer: HistoryWriter, *, suffix: str = "") -> None:
         self.spec = spec
+        self.name = f"{spec.name}{suffix}"
         self._writer = writer
         self._lock = threading.Lock()
         self._number = 0
@@ -137,14 +139,14 @@ class Recorder:
         """A name for the next operation, unique in the run."""
         with self._lock:
             self._number += 1
-            return f"{self.spec.arm.value}/{self.spec.block}/{self.spec.name}/{self._number}"
+            return f"{self.spec.arm.value}/{self.spec.block}/{self.name}/{self._number}"
 
     def operation(self, **row: Any) -> None:
         """One call's row."""
         spec = self.spec
         self._writer.write(
             Operation(
-                client=spec.name, arm=spec.arm, block=spec.block, group=spec.group, host=spec.host, **row
+                client=self.name, arm=spec.arm, block=spec.block, group=spec.group, host=spec.host, **row
             )
         )
 
@@ -162,7 +164,7 @@ class Recorder:
             Event(
                 t_ns=now_ns(),
                 kind=kind,
-                subject=spec.name,
+                subject=self.name,
                 group=spec.group,
                 host=spec.host,
                 block=spec.block,
@@ -546,43 +548,43 @@ class Register:
 
 
 class Watch:
-    """Looks at the client's breakers twenty times a second, and at the process once."""
+    """Looks at the breakers of pool clients twenty times a second, and at the process once."""
 
-    def __init__(self, pool: PoolLike, recorder: Recorder, stop: threading.Event) -> None:
-        self._pool = pool
-        self._recorder = recorder
+    def __init__(self, pools: Sequence[tuple[PoolLike, Recorder]], stop: threading.Event) -> None:
+        self._pools = pools
         self._stop = stop
-        self._known: dict[tuple[str, str], str] = {}
+        self._known: dict[tuple[str, str, str], str] = {}
 
     def run(self) -> None:
         """Until told to stop."""
         sampled = flushed = 0.0
         while not self._stop.wait(BREAKER_LOOK_S):
             now = time.monotonic()
-            self._breakers()
+            for pool, recorder in self._pools:
+                self._breakers(pool, recorder)
             if now - sampled >= SAMPLE_S:
                 sampled = now
-                self._recorder.sample()
+                self._pools[0][1].sample()
             if now - flushed >= FLUSH_S:
                 flushed = now
-                self._recorder.flush()
+                self._pools[0][1].flush()
 
-    def _breakers(self) -> None:
-        health = self._pool.health()
+    def _breakers(self, pool: PoolLike, recorder: Recorder) -> None:
+        health = pool.health()
         now: dict[tuple[str, str], str] = {
             (name, ""): str(health[name]["breaker"]) for name in ("master", "group") if name in health
         }
         now |= {("store", str(one["name"])): str(one["breaker"]) for one in health.get("stores", ())}
         for (domain, node), state in now.items():
-            before = self._known.get((domain, node), "closed")
+            before = self._known.get((recorder.name, domain, node), "closed")
             if state != before:
                 kind = {
                     "open": EventKind.BREAKER_OPENED,
                     "half_open": EventKind.BREAKER_HALF_OPEN,
                     "closed": EventKind.BREAKER_CLOSED,
                 }[state]
-                self._recorder.event(kind, domain=domain, node=node)
-        self._known.update(now)
+                recorder.event(kind, domain=domain, node=node)
+            self._known[recorder.name, domain, node] = state
 
 
 def connect(spec: ClientSpec, *, suffix: str = "") -> Any:
@@ -626,9 +628,13 @@ def serve(spec: ClientSpec) -> int:
             said.wait()
             if not go:
                 return 0
-            threads = [threading.Thread(target=Watch(pool, recorder, quiet).run, daemon=True)]
+            watched: list[tuple[PoolLike, Recorder]] = [(pool, recorder)]
             if register_pool is not None:
-                register = Register(spec, register_pool, recorder, stop)
+                own = Recorder(spec, writer, suffix=REGISTER_SUFFIX)
+                watched.append((register_pool, own))
+            threads = [threading.Thread(target=Watch(watched, quiet).run, daemon=True)]
+            if register_pool is not None:
+                register = Register(spec, register_pool, watched[1][1], stop)
                 threads.append(threading.Thread(target=register.run, args=(go[0],), daemon=True))
             for thread in threads:
                 thread.start()

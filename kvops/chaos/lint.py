@@ -38,7 +38,7 @@ DESIGNED: Final = frozenset(
         "net.bandwidth",
         "net.delay",
         "net.blackhole",
-        "net.reject",
+        "net.fast_fail",
         "net.corrupt",
         "net.incast",
         "etcd.pause",

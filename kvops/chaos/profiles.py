@@ -7,6 +7,7 @@ makes two requests twins.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -89,6 +90,12 @@ def schedule(
         planned.append(_planned(f"{prefix}r{number}", request, engine, at_s=at_s, seen=seen))
         seen.add(request.hash_ids)
     return planned
+
+
+def load_share(planned: Sequence[Planned], *, engines: int, duration_s: float) -> float:
+    """Offered load in proportion to what the engines' GPUs could do without any cache."""
+    busy_ms = sum(GPU.prefill_ms(input_tokens=one.input_tokens, cached_tokens=0) for one in planned)
+    return busy_ms / 1000 / (engines * duration_s)
 
 
 def _planned(name: str, request: Request, engine: int, *, at_s: float, seen: SeenBlocks) -> Planned:

@@ -55,6 +55,7 @@ from kvops.chaos.model import Fault as RealFault
 from kvops.chaos.model import State
 from kvops.chaos.observe import Sampler, cpu_stall_s, write_group_events
 from kvops.chaos.pool import PoolUnderTest, check_supported, group_names, planned_parts, started
+from kvops.chaos.profiles import load_share, schedule
 from kvops.chaos.resolve import Chosen, choose
 from kvops.chaos.safeguards import Safeguards
 from kvops.chaos.workload import Stretch, stretch
@@ -402,6 +403,8 @@ class _Runner:
                 title=self._experiment.title,
                 experiment=self._options.source,
                 seed=self._seed,
+                started_ns=now_ns(),
+                load_share=round(self._load_share(), 3),
                 started_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
                 group=",".join(group_names(spec)),
                 environment="local",
@@ -436,6 +439,18 @@ class _Runner:
         on = ", ".join(hit.part.name for hit in chosen.hits) if chosen else scope.select.role
         share = f" ({chosen.capacity_share:.1%} of its group)" if chosen and chosen.capacity_share else ""
         self._say("plan", f"seed {self._seed}  {what} on {on} for {self._plan.fault_s:g} s{share}")
+
+    def _load_share(self) -> float:
+        length_s = self._plan.warmup_s + self._plan.window_s
+        planned = schedule(
+            self._workload.profile,
+            rps=self._workload.rps,
+            duration_s=length_s,
+            engines=self._pool_spec.engines,
+            l2_pages=0,
+            seed=self._seed * 1_000,
+        )
+        return load_share(planned, engines=self._pool_spec.engines, duration_s=length_s)
 
     def _again(self) -> str:
         words = ["kvops chaos run", self._options.source or "EXPERIMENT", f"--seed {self._seed}"]

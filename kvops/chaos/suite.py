@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from kvops.chaos import artefacts
 from kvops.chaos.experiment import Experiment, load
-from kvops.chaos.history import read_run
+from kvops.chaos.history import RunRecord, read_run
 from kvops.chaos.runner import Options, Ran, Say, duration_s, run
 from kvops.chaos.verdict import EXIT_CODES, Judgement, RunVerdict, judge
 from kvops.errors import KvopsError, UsageError
@@ -78,15 +79,18 @@ def select(folder: Path, *, quick: bool) -> list[Entry]:
     return entries
 
 
-def run_judged(experiment: Experiment, options: Options, *, say: Say) -> tuple[Ran, Judgement]:
+def run_judged(experiment: Experiment, options: Options, *, say: Say) -> tuple[Ran, RunRecord, Judgement]:
     """
-    Run one and judge it.
+    Run one, judge it, and write its reports beside its history.
 
     Raises:
         UsageError, Refused: Nothing was touched.
     """
     ran = run(experiment, options, say=say)
-    return ran, judge(read_run(ran.folder))
+    record = read_run(ran.folder)
+    judgement = judge(record)
+    artefacts.write(ran.folder, record, judgement)
+    return ran, record, judgement
 
 
 def run_suite(
@@ -101,7 +105,7 @@ def run_suite(
         begin(entry)
         faults = ",".join(dict.fromkeys(call.name for call in entry.experiment.faults))
         try:
-            ran, judged = run_judged(entry.experiment, replace(options, source=str(entry.path)), say=say)
+            ran, _, judged = run_judged(entry.experiment, replace(options, source=str(entry.path)), say=say)
         except KvopsError as error:
             yield Row(
                 path=entry.path,

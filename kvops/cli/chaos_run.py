@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from kvops.cli import options
 from kvops.cli.chaos_where import state_dir
 from kvops.cli.options import DURATION_MS, PATH, Settings
-from kvops.cli.output import Output
+from kvops.cli.output import Output, printable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kvops.chaos.runner import Options, Ran
+    from kvops.chaos.history import RunRecord
+    from kvops.chaos.runner import Ran
     from kvops.chaos.verdict import Judgement
 
-RUNS = "runs"
+RUNS: Final = "runs"
+EXIT_LEFT_BEHIND: Final = 4
+EXIT_INTERRUPTED: Final = 130
 
 
 @options.command("run")
@@ -58,6 +61,9 @@ def command(
     from dataclasses import replace
 
     from kvops.chaos.experiment import load
+    from kvops.chaos.report.compare import Side, label, render
+    from kvops.chaos.report.compare import document as compared
+    from kvops.chaos.report.document import document
     from kvops.chaos.runner import Options, duration_s
     from kvops.chaos.safeguards import Safeguards
     from kvops.chaos.suite import run_judged
@@ -77,19 +83,24 @@ def command(
     )
     expected_s = duration_s(experiment, quick=quick) * (2 if names else 1)
     out.header("local", f"{experiment.title}   about {human_age(expected_s)}")
-    ran, judged = run_judged(experiment, options_, say=teller(settings))
-    documents = [document(ran, judged, options_)]
-    show(out, ran, judged)
-    if names and judged.exit_code not in (130, 4):
-        bare = replace(options_, without=names)
+    ran, record, judged = run_judged(experiment, options_, say=teller(settings))
+    show(out, ran, record, judged)
+    sides = [Side(label=label(record), record=record, judgement=judged)]
+    if names and judged.exit_code not in (EXIT_LEFT_BEHIND, EXIT_INTERRUPTED):
         out.line()
         out.header("local", f"the same without {', '.join(names)}")
-        ran_bare, judged_bare = run_judged(experiment, bare, say=teller(settings))
-        documents.append(document(ran_bare, judged_bare, bare))
-        show(out, ran_bare, judged_bare)
-        compare(out, judged, judged_bare, names)
+        ran, record, bare = run_judged(experiment, replace(options_, without=names), say=teller(settings))
+        show(out, ran, record, bare)
+        sides.append(Side(label=label(record), record=record, judgement=bare))
+    if len(sides) > 1 and not out.structured:
+        out.line()
+        for line in render(sides).splitlines():
+            out.line(line)
     if out.structured:
-        out.document({**documents[0], **({"without": documents[1]} if len(documents) > 1 else {})})
+        made = document(sides[0].record, judged)
+        if len(sides) > 1:
+            made["comparison"] = compared(sides)
+        out.raw_json(made)
     return judged.exit_code
 
 
@@ -103,97 +114,18 @@ def teller(settings: Settings) -> Any:
     return say
 
 
-def document(ran: Ran, judged: Judgement, said: Options) -> dict[str, Any]:
-    """A run as JSON: the keys that others rely on."""
-    numbers = judged.containment
-    return {
-        "run": ran.run_id,
-        "verdict": judged.verdict.value,
-        "reasons": list(judged.reasons),
-        "also": [one.value for one in judged.also],
-        "seed": said.seed,
-        "injected": judged.injected,
-        "undone": judged.undone,
-        "left": list(judged.left),
-        "containment": {
-            "K": numbers.k,
-            "S": numbers.spread,
-            "amplification": numbers.amplification,
-            "t_detect_s": numbers.t_detect_s,
-            "t_contain_s": numbers.t_contain_s,
-            "t_recover_s": numbers.t_recover_s,
-            "t_rewarm_s": numbers.t_rewarm_s,
-            "requests": numbers.requests,
-            "harmed": numbers.harmed,
-        },
-        "timeline": [
-            {"t_s": point.t_s, "degraded": point.degraded, "hit": point.hit, "ttft_ms": point.ttft_ms}
-            for point in numbers.timeline
-        ],
-        "checkers": [
-            {
-                "id": one.checker.id,
-                "name": one.checker.name,
-                "verdict": one.result.verdict.value,
-                "summary": one.result.summary,
-                "counts": one.counts,
-            }
-            for one in judged.checkers
-        ],
-        "not_concluded": list(judged.not_concluded),
-        "without_safeguards": list(said.without),
-        "folder": str(ran.folder),
-        "seconds": round(ran.seconds, 1),
-    }
+def show(out: Output, ran: Ran, record: RunRecord, judged: Judgement) -> None:
+    """The run, for people."""
+    if out.structured:
+        return
+    from kvops.chaos.artefacts import PAGE
+    from kvops.chaos.report import text
+
+    for line in text.render(record, judged, verbose=out.settings.verbose > 0).splitlines():
+        out.line(printable(line))
+    out.line(f"{ran.folder / PAGE}")
 
 
 def number(value: float | None, digits: int = 2) -> str:
     """A figure, or a dash where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def show(out: Output, ran: Ran, judged: Judgement) -> None:
-    """The verdict, for people."""
-    if out.structured:
-        return
-    numbers = judged.containment
-    harmed = numbers.harmed
-    out.line(
-        f"{judged.verdict.value}  K {number(numbers.k)}   S {number(numbers.spread)}   "
-        f"amplification {number(numbers.amplification)}   wrong {harmed.get('wrong', 0)}   "
-        f"late {harmed.get('late', 0)}   failed {harmed.get('failed', 0)}   of {numbers.requests} requests"
-    )
-    for reason in judged.reasons:
-        out.line(f"  {reason}")
-    for one in judged.checkers:
-        if one.counts and one.result.verdict.value != "valid":
-            out.line(f"  {one.checker.id:<4} {one.result.verdict.value:<8} {one.result.summary}")
-    for text in judged.not_concluded:
-        out.line(f"  not concluded: {text}")
-    for text in judged.left:
-        out.line(f"  LEFT BEHIND, run: {text}")
-    out.line(f"{ran.folder}    kvops chaos report {ran.folder}")
-
-
-def compare(out: Output, with_all: Judgement, bare: Judgement, names: tuple[str, ...]) -> None:
-    """Both containments side by side: what the safeguards are worth here."""
-    if out.structured:
-        return
-    one, two = with_all.containment, bare.containment
-    rows = [
-        ("verdict", with_all.verdict.value, bare.verdict.value),
-        ("K", number(one.k), number(two.k)),
-        ("S", number(one.spread), number(two.spread)),
-        ("amplification", number(one.amplification), number(two.amplification)),
-        ("detected after s", number(one.t_detect_s, 1), number(two.t_detect_s, 1)),
-        ("contained after s", number(one.t_contain_s, 1), number(two.t_contain_s, 1)),
-        ("recovered after s", number(one.t_recover_s, 1), number(two.t_recover_s, 1)),
-        *(
-            (f"requests {name}", str(one.harmed.get(name, 0)), str(two.harmed.get(name, 0)))
-            for name in one.harmed
-        ),
-    ]
-    out.line()
-    out.line(f"{'':<20}{'with':>14}{'without':>14}   {', '.join(names)}")
-    for name, left, right in rows:
-        out.line(f"{name:<20}{left:>14}{right:>14}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvops.cli import options
-from kvops.cli.chaos_run import RUNS, document, show, teller
+from kvops.cli.chaos_run import RUNS, show, teller
 from kvops.cli.chaos_where import state_dir
 from kvops.cli.options import DURATION_MS, PATH, Settings
 from kvops.cli.output import Output
@@ -53,6 +53,7 @@ def command(
       kvops chaos soak --for 1h --min-up 2 --seed 42
       kvops chaos soak --faults process.pause,process.kill --dry-run
     """
+    from kvops.chaos.report.document import document
     from kvops.chaos.runner import Options, duration_s
     from kvops.chaos.soak import FAULTS_DEFAULT, Soak, describe, rounds_for
     from kvops.chaos.suite import run_judged
@@ -77,8 +78,8 @@ def command(
     said = Options(
         state_dir=state_dir(settings), runs_dir=runs_dir, source="soak", seed=seed, round_of=soak.draw
     )
-    ran, judged = run_judged(experiment, said, say=teller(settings))
+    ran, record, judged = run_judged(experiment, said, say=teller(settings))
     if out.structured:
-        out.document(document(ran, judged, said))
-    show(out, ran, judged)
+        out.raw_json(document(record, judged))
+    show(out, ran, record, judged)
     return judged.exit_code

@@ -82,7 +82,8 @@ def step(op: Operation, state: State, *, lossy: bool) -> list[State]:
             return [None] if state is None or lossy else []
         return [None]
     if op.reason == "MISS":
-        return [None] if state is None or lossy else []
+        # A store that was given up brings its objects along when it comes back: a miss need not be for good.
+        return [None] if state is None else [None, state] if lossy else []
     if op.kind is Kind.EXISTS:
         return [state] if state is not None else []
     return [state] if state is not None and (not op.value or op.value == state) else []
