@@ -131,6 +131,7 @@ class Select(_Struct, frozen=True, kw_only=True):
     group: str = ""
     name: str = ""
     host: str = ""
+    leads: bool | None = None  # of masters: the leader, or those that do not lead
 
 
 class Scope(_Struct, frozen=True, kw_only=True):

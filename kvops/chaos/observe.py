@@ -13,7 +13,7 @@ from typing import Final
 
 from kvops.chaos.client import now_ns
 from kvops.chaos.history import Event, EventKind, HistoryWriter, Sample
-from kvops.chaos.pool import PoolUnderTest
+from kvops.chaos.pool import PoolUnderTest, master_statuses
 from kvops.errors import KvopsError
 from kvops.files import read_secret
 from kvops.fleet.local import Member
@@ -84,6 +84,28 @@ class Sampler:
     def _run(self) -> None:
         while not self._stop.wait(SAMPLE_S):
             self.take("run")
+            if self._pool.spec.masters > 1:
+                self._leaders()
+
+    def _leaders(self) -> None:
+        """Who says that it leads, and in which term: two in one term is what must never be seen."""
+        for name, group in self._pool.groups.items():
+            try:
+                statuses = master_statuses(group)
+            except KvopsError:
+                continue  # the group is being changed
+            for member, status in statuses:
+                if status.role == "leader":
+                    self._writer.write(
+                        Event(
+                            t_ns=now_ns(),
+                            kind=EventKind.LEADER,
+                            subject=f"{name}/{member}",
+                            group=name,
+                            domain="master",
+                            term=status.term,
+                        )
+                    )
 
 
 def write_group_events(pool: PoolUnderTest, writer: HistoryWriter, *, since_ns: int, block: int) -> int:

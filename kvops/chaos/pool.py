@@ -9,18 +9,24 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvops.chaos.experiment import PoolSpec, size_bytes
 from kvops.chaos.keeper import kept
-from kvops.errors import LeftBehind, Unsupported, UsageError
+from kvops.errors import KvopsError, LeftBehind, Refused, Unsupported, UsageError
+from kvops.files import read_secret
+from kvops.fleet import etcd
 from kvops.fleet.local import Command, LocalGroup, Member, StartPlan, serve_command
 from kvops.limits import GIB
 
+if TYPE_CHECKING:
+    from kvops.store.model import MasterStatus
+
 START_TIMEOUT_S: Final = 60.0
+CONTROL_TIMEOUT_S: Final = 1.0
 START_TIMEOUT_S_PER_GIB: Final = 4.0
 
 
@@ -37,8 +43,7 @@ class Part:
     started_ticks: int
     boot_id: str
     addresses: dict[str, str] = field(default_factory=dict)
-    config_file: str = ""
-    log_file: str = ""
+    leads: bool = False  # of a master: whether it led when it was asked
 
 
 @dataclass(slots=True)
@@ -49,16 +54,23 @@ class PoolUnderTest:
     groups: dict[str, LocalGroup]
     state_dir: Path
 
-    def parts(self) -> list[Part]:
-        """Every member as it is now: a restarted one has another pid."""
+    def parts(self, *, roles: bool = False) -> list[Part]:
+        """Every member as it is now: a restarted one has another pid. ``roles`` asks masters which one leads."""
         found = []
         for name, group in self.groups.items():
             state = group.require()
-            found += [self._part(name, group, member) for member in state.members]
+            leader = self._leader(group) if roles else ""
+            found += [self._part(name, member, leader) for member in state.members]
         return found
 
     @staticmethod
-    def _part(group_name: str, group: LocalGroup, member: Member) -> Part:
+    def _leader(group: LocalGroup) -> str:
+        """The name of the master that leads; empty while none says so."""
+        found = [(status.term, name) for name, status in master_statuses(group) if status.role == "leader"]
+        return max(found)[1] if found else ""
+
+    @staticmethod
+    def _part(group_name: str, member: Member, leader: str) -> Part:
         return Part(
             name=f"{group_name}/{member.name}",
             group=group_name,
@@ -69,8 +81,7 @@ class PoolUnderTest:
             started_ticks=member.started_ticks,
             boot_id=member.boot_id,
             addresses=dict(member.addresses),
-            config_file=str(group.config_file(member.name)),
-            log_file=str(group.log_file(member.name)),
+            leads=member.name == leader,
         )
 
     def part(self, name: str) -> Part:
@@ -127,6 +138,24 @@ class PoolUnderTest:
                 yield f"{name}/{member.name}", member
 
 
+def master_statuses(group: LocalGroup) -> list[tuple[str, MasterStatus]]:
+    """What each master of a group says of itself; those that do not answer are left out."""
+    from kvops.store.control import ControlClient
+
+    found = []
+    for member in group.require().members:
+        if member.role != "master" or not member.addresses.get("control"):
+            continue
+        try:
+            with closing(
+                ControlClient(member.addresses["control"], read_secret(group.secret_file), CONTROL_TIMEOUT_S)
+            ) as client:
+                found.append((member.name, client.status()))
+        except KvopsError:
+            continue
+    return found
+
+
 def check_supported(spec: PoolSpec) -> None:
     """
     Refuse a pool that this version cannot start.
@@ -134,12 +163,13 @@ def check_supported(spec: PoolSpec) -> None:
     Raises:
         Unsupported: With the reason.
     """
-    if spec.masters > 1 or spec.etcd:
-        what = f"{spec.masters} masters" if spec.masters > 1 else f"{spec.etcd} etcd members"
-        raise Unsupported(
-            f"the experiment's pool has {what}; a local group of this version has one master and no etcd",
-            fix="run it on a version whose kvops start has --masters and --etcd",
-        )
+    if spec.etcd:
+        try:
+            etcd.program()
+        except Refused as error:
+            raise Unsupported(
+                f"the experiment's pool has an etcd of its own: {error.what}", fix=error.fix
+            ) from None
     if spec.network == "lab":
         raise Unsupported(
             "the experiment's pool wants a network namespace for each member",
@@ -190,6 +220,8 @@ def started(
                     stores=spec.stores,
                     segment_size_bytes=segment_bytes,
                     placement=spec.placement,
+                    masters=spec.masters,
+                    etcd_members=spec.etcd,
                     transports=tuple(spec.transports),
                 ),
                 timeout_s=timeout_s,
@@ -233,6 +265,7 @@ def planned_parts(spec: PoolSpec) -> list[Part]:
                 pid=0,
                 started_ticks=0,
                 boot_id="",
+                leads=member == "master-0",
             )
             for role, member, host in names
         ]

@@ -129,6 +129,7 @@ def _matching(scope: Scope, parts: Sequence[Part]) -> list[Part]:
         and wanted.group in ("", part.group)
         and wanted.name in ("", part.member, part.name)
         and wanted.host in ("", part.host, part.host.partition("/")[2])
+        and wanted.leads in (None, part.leads)
     ]
     if found:
         return found
@@ -139,6 +140,7 @@ def _matching(scope: Scope, parts: Sequence[Part]) -> list[Part]:
             ("group", wanted.group),
             ("name", wanted.name),
             ("host", wanted.host),
+            ("leads", "" if wanted.leads is None else str(wanted.leads).lower()),
         )
         if value
     )

@@ -542,7 +542,9 @@ class _Runner:
         from kvops.chaos import targets
 
         experiment = self._of_block(self._block)
-        self._chosen = chosen = choose(experiment, pool.parts(), seed=self._seed + 7_919 * self._rounds())
+        self._chosen = chosen = choose(
+            experiment, pool.parts(roles=True), seed=self._seed + 7_919 * self._rounds()
+        )
         members = {
             f"{name}/{one.name}": one
             for name, group in pool.groups.items()
