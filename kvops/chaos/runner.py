@@ -21,13 +21,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 import msgspec
+import yaml
 
 from kvops.chaos import telemetry
 from kvops.chaos.client import now_ns
@@ -58,6 +59,7 @@ from kvops.chaos.pool import PoolUnderTest, check_supported, group_names, planne
 from kvops.chaos.profiles import load_share, schedule
 from kvops.chaos.resolve import Chosen, choose
 from kvops.chaos.safeguards import Safeguards
+from kvops.chaos.targets import Target
 from kvops.chaos.workload import Stretch, stretch
 from kvops.errors import Aborted, Dirty, KvopsError, NotInjected, Refused, Unsupported, UsageError
 from kvops.fleet.local import Command, serve_command
@@ -546,7 +548,7 @@ class _Runner:
             experiment, pool.parts(roles=True), seed=self._seed + 7_919 * self._rounds()
         )
         members = {
-            f"{name}/{one.name}": one
+            f"{name}/{one.name}": _asked_where(one)
             for name, group in pool.groups.items()
             for one in targets.of_group(group)
         }
@@ -740,6 +742,15 @@ class _Runner:
         finally:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
+
+
+def _asked_where(target: Target) -> Target:
+    """A member of etcd says nothing of its address when it starts: its configuration does."""
+    if target.role != "etcd" or "http" in target.addresses:
+        return target
+    found = yaml.safe_load(Path(target.config_file).read_text())
+    address = str(found["listen-client-urls"]).partition(",")[0].removeprefix("http://")
+    return replace(target, addresses={**target.addresses, "http": address, "listen": address})
 
 
 class _Recheck:
