@@ -561,6 +561,9 @@ def _timeline(record: RunRecord, pairs: Pairs) -> tuple[tuple[Point, ...], float
         (at, np.flatnonzero(paired & (second == at)))
         for at in range(int(second[paired].min()), int(second[paired].max()) + 1)
     ]
+    # Latency is compared where as much was hit as by the twin: what is slower because it is cold is not warm again,
+    # which has a time of its own.
+    warm_hits = pairs.fault.recomputed <= pairs.baseline.recomputed
     noise = [
         _log_ratio(pairs.control.ttft_ms[index], pairs.baseline.ttft_ms[index])
         for _, whole in buckets
@@ -578,7 +581,8 @@ def _timeline(record: RunRecord, pairs: Pairs) -> tuple[tuple[Point, ...], float
         if not len(index):
             points.append(_empty(at))
             continue
-        ratio = _log_ratio(pairs.fault.ttft_ms[index], pairs.baseline.ttft_ms[index])
+        alike = index[warm_hits[index]]
+        ratio = _log_ratio(pairs.fault.ttft_ms[alike], pairs.baseline.ttft_ms[alike])
         in_band = float(harmed[index].mean()) <= share_band and (not np.isfinite(ratio) or ratio <= band)
         tokens = float(pairs.fault.input[index].sum())
         points.append(

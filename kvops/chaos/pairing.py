@@ -17,7 +17,7 @@ Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 NS: Final = 1e-9
-TWIN_ARMS: Final = (Arm.BASELINE, Arm.CONTROL, Arm.CACHE_OFF)
+STALL_SLACK: Final = 0.1  # of the time, beyond the most that the arms without a fault were stalled
 
 
 class Phase(IntEnum):
@@ -116,9 +116,7 @@ def pair(record: RunRecord) -> Pairs:
     for row in record.requests:
         tables[row.arm][row.block, row.request] = row
     starts = {(one.arm, one.block): one.t_start_ns for one in record.blocks}
-    invalid = {
-        one.block: f"block {one.block} {one.arm}: {one.invalid}" for one in record.blocks if one.invalid
-    }
+    invalid = _invalid(record)
     leading = Arm.FAULT if tables[Arm.FAULT] else Arm.BASELINE
     rows = [row for (block, _), row in tables[leading].items() if block not in invalid]
     faults = block_faults(record)
@@ -170,6 +168,21 @@ def pair(record: RunRecord) -> Pairs:
         if leading is Arm.FAULT
         else 0,
     )
+
+
+def _invalid(record: RunRecord) -> dict[int, str]:
+    """Blocks that do not count, with why: by whoever ran them, or because the machine stalled beyond its usual."""
+    quiet = [one.cpu_stall_share for one in record.blocks if one.arm in (Arm.BASELINE, Arm.CONTROL)]
+    limit = max(quiet, default=1.0) + STALL_SLACK
+    found = {}
+    for one in record.blocks:
+        stalled = one.arm is Arm.FAULT and one.cpu_stall_share > limit
+        why = one.invalid
+        if stalled and not why:
+            why = f"CPU stalled {100 * one.cpu_stall_share:.0f} % of the time, at most {100 * max(quiet):.0f} % without"
+        if why:
+            found[one.block] = f"block {one.block} {one.arm} does not count: {why}"
+    return found
 
 
 def _span(windows: list[FaultWindow]) -> tuple[int | None, int | None]:

@@ -119,7 +119,7 @@ def judge(record: RunRecord, *, checkers: Iterable[str] = ()) -> Judgement:
         checkers=judged,
         not_concluded=tuple(
             dict.fromkeys(
-                [*numbers.not_concluded, *(why for one in counted for why in one.result.not_concluded)]
+                [*numbers.not_concluded, *(why for one in judged for why in one.result.not_concluded)]
             )
         ),
         notes=_notes(record),

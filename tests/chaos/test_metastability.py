@@ -9,9 +9,11 @@ import msgspec
 import pytest
 
 from kvops.chaos.checkers.model import Verdict
-from kvops.chaos.history import Arm, RunRecord
+from kvops.chaos.history import Arm, Bounds, RunRecord
 from kvops.chaos.metastability import margin
 from tests.chaos.histories import World, simulate
+
+BOUNDS = Bounds(t_recover_s=10, t_rewarm_s=15)
 
 
 def at(load: float, *, stays_s: float = 1.0, **more: Any) -> RunRecord:
@@ -31,7 +33,9 @@ def at(load: float, *, stays_s: float = 1.0, **more: Any) -> RunRecord:
         **more,
     )
     record = simulate(world)
-    return dataclasses.replace(record, run=msgspec.structs.replace(record.run, load_share=load))
+    return dataclasses.replace(
+        record, run=msgspec.structs.replace(record.run, load_share=load, bounds=BOUNDS)
+    )
 
 
 def test_margin_is_the_highest_load_that_recovers() -> None:

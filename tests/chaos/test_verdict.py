@@ -16,6 +16,7 @@ from kvops.chaos.verdict import EXIT_CODES, Judgement, RunVerdict, judge
 from tests.chaos.histories import World, changed, get, record, simulate
 
 SHORT = World(rps=64, before_s=3, fault_s=14, after_s=8, window_s=3.5)
+HARM = dataclasses.replace(SHORT, rps=24)
 
 
 @cache
@@ -84,7 +85,7 @@ def test_contained_fault_passes_with_its_numbers() -> None:
 )
 def test_each_harm_is_found(changes: dict[str, Any], checker: str) -> None:
     """Harm of each kind fails the run, by the checker whose promise it breaks."""
-    judgement = of(**changes)
+    judgement = judge(simulate(changed(HARM, **changes)))
 
     assert judgement.verdict is RunVerdict.FAIL
     assert said(judgement, checker) == "invalid"
@@ -126,11 +127,11 @@ def test_noise_alone_fails_nobody() -> None:
                 World(
                     seed=seed,
                     hit_loss=0.0,
-                    rps=18,
-                    before_s=2,
-                    fault_s=10,
-                    after_s=5,
-                    window_s=2.5,
+                    rps=16,
+                    before_s=1,
+                    fault_s=8,
+                    after_s=4,
+                    window_s=2,
                     arms=(Arm.BASELINE, Arm.CONTROL, Arm.FAULT),
                     **tempers[seed % len(tempers)],
                 )
@@ -252,6 +253,28 @@ def test_missing_rows_and_invalid_blocks_are_told() -> None:
     assert judgement.verdict is RunVerdict.UNKNOWN  # four blocks are left
     assert any("CPU stalled 40 %" in note for note in judgement.notes)
     assert any("5 rows" in note for note in judgement.notes)
+
+
+def test_stalled_machine_makes_a_block_invalid() -> None:
+    """A fault block in which the machine stalled far beyond the quiet arms' worst does not count, and is named."""
+    good = simulate(HARM)
+    blocks = tuple(
+        msgspec.structs.replace(row, cpu_stall_share=0.5 if (row.arm, row.block) == (Arm.FAULT, 2) else 0.05)
+        for row in good.blocks
+    )
+    judgement = judge(replaced(good, blocks=blocks))
+
+    assert any("block 2 fault does not count: CPU stalled 50 %" in note for note in judgement.notes)
+    assert judgement.containment.requests < judge(good).containment.requests
+
+
+def test_cold_is_not_broken() -> None:
+    """What is slower only because its hits are gone has recovered; until the hits are back it is not warm."""
+    slow_to_warm = judge(simulate(changed(HARM, hit_loss=0.9, capacity_share=0.9, stays_s=6, after_s=16)))
+
+    assert slow_to_warm.containment.t_recover_s is not None
+    assert slow_to_warm.containment.t_recover_s <= 2
+    assert slow_to_warm.containment.t_rewarm_s == pytest.approx(6, abs=1)
 
 
 def test_whole_group_lost_leaves_the_other_alone() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from kvops.chaos.checkers.model import Checker, CounterExample, Result, Verdict, found
-from kvops.chaos.history import Event, EventKind, FaultWindow, Kind, RunRecord
+from kvops.chaos.history import Event, EventKind, FaultWindow, Kind, Operation, RunRecord
 
 ERROR_SHARE: Final = 0.5  # of a client's calls to one store, from which on a breaker must open
 ERRORS_MIN: Final = 5
@@ -134,20 +135,22 @@ def _too_late(
 def _leaky(record: RunRecord, opened: list[Opening]) -> Iterator[CounterExample]:
     bounds = record.run.bounds
     end_of_all = max((op.t_return_ns for op in record.operations), default=0)
-    clients = {op.client for op in record.operations}
+    calls: dict[str, list[Operation]] = {}
+    for op in record.operations:
+        if op.node and op.reason != "BREAKER_OPEN":
+            calls.setdefault(op.client, []).append(op)
     for one in opened:
         if one.domain == "master":
             continue
         until = one.end_ns or end_of_all
         begin = one.begin_ns + GRACE_NS
+        # The group's breaker is the master's: it stands before every client's calls.
+        whose = calls if one.domain == "group" and one.who not in calls else (one.who,)
         through = [
             op
-            for op in record.operations
-            if begin < op.t_invoke_ns < until
-            and (op.client == one.who or (one.domain == "group" and one.who not in clients))
-            and op.node
-            and (not one.node or op.node == one.node)
-            and op.reason != "BREAKER_OPEN"
+            for client in whose
+            for op in _between(calls.get(client, []), begin, until)
+            if not one.node or op.node == one.node
         ]
         seconds = max(0.0, (until - begin) / 1e9)
         allowed = bounds.probes_per_s * seconds + bounds.half_open_probes * (1 + len(one.t_half_ns))
@@ -160,13 +163,22 @@ def _leaky(record: RunRecord, opened: list[Opening]) -> Iterator[CounterExample]
             )
 
 
+def _between(rows: list[Operation], begin_ns: int, end_ns: int) -> list[Operation]:
+    """Those begun strictly between; ``rows`` are in the order of their beginning."""
+    first = bisect_right(rows, begin_ns, key=lambda one: one.t_invoke_ns)
+    return rows[first : bisect_left(rows, end_ns, key=lambda one: one.t_invoke_ns)]
+
+
 def _stuck(record: RunRecord, opened: list[Opening], windows: list[FaultWindow]) -> Iterator[CounterExample]:
+    # Only what was proven gone counts: a breaker may well stay open around a store that did not come back.
+    if any(window.t_clean_ns is None for window in windows):
+        return
     allowed_ns = int(record.run.bounds.t_close_s * 1e9)
     seen_until = max(
         [record.end.t_ns if record.end else 0, *(event.t_ns for event in record.events[-1:])], default=0
     )
     for one in opened:
-        gone = [w.t_end_ns for w in windows if w.t_inject_ns <= one.begin_ns and w.t_end_ns is not None]
+        gone = [w.t_clean_ns for w in windows if w.t_inject_ns <= one.begin_ns and w.t_clean_ns is not None]
         if not gone:
             continue
         by_ns = max(max(gone), one.begin_ns) + allowed_ns

@@ -17,6 +17,9 @@ def recovery(record: RunRecord) -> Result:
     if not record.fault_windows() or numbers.observed_after_s <= 0 or not after:
         return Result(verdict=Verdict.UNKNOWN, summary="nothing was recorded after the undo")
     checked = int(numbers.observed_after_s)
+    if numbers.t_recover_s is None and numbers.observed_after_s < bounds.stay_s + 1 and record.run.quick:
+        why = f"recovery: looked on for {numbers.observed_after_s:.0f} s after the undo, {bounds.stay_s:g} s are needed"
+        return Result(verdict=Verdict.UNKNOWN, summary=why, not_concluded=(why,))
     took, warm = numbers.t_recover_s, numbers.t_rewarm_s
     if took is None or took > bounds.t_recover_s:
         if took is None and numbers.observed_after_s < bounds.t_recover_s + bounds.stay_s:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvops.chaos.checkers.model import Checker, CounterExample, Result, found
-from kvops.chaos.history import Event, EventKind, Kind, Operation, Outcome, RunRecord, Sample
+from kvops.chaos.history import Event, EventKind, FaultWindow, Kind, Operation, Outcome, RunRecord, Sample
 
 _OF_KEY: Final = (EventKind.EVICTED, EventKind.EXPIRED, EventKind.REUSED)
 _OF_STORE: Final = (EventKind.STORE_LOST, EventKind.STORE_DRAINED)
@@ -24,6 +24,7 @@ def visibility(record: RunRecord) -> Result:
             removes.setdefault(op.key, []).append(op)
     losses = [event for event in record.events if event.kind in (*_OF_KEY, *_OF_STORE, *_OF_ALL)]
     evicting = _evicting(record.samples)
+    windows = record.fault_windows()
     blind = not record.complete or not (record.samples or record.events)
     examples: list[CounterExample] = []
     checked = unexplained = 0
@@ -40,7 +41,7 @@ def visibility(record: RunRecord) -> Result:
             continue
         put = max(before, key=lambda one: one.t_return_ns)
         checked += 1
-        if _explained(record, put, op, removes.get(op.key, []), losses, evicting):
+        if _explained(windows, put, op, removes.get(op.key, []), losses, evicting):
             continue
         unexplained += 1
         if not blind:
@@ -80,7 +81,7 @@ def _evicting(samples: tuple[Sample, ...]) -> list[tuple[int, int]]:
 
 
 def _explained(
-    record: RunRecord,
+    windows: list[FaultWindow],
     put: Operation,
     op: Operation,
     removes: list[Operation],
@@ -105,7 +106,7 @@ def _explained(
             return True
         if event.kind in _OF_STORE and (not put.node or event.subject in ("", put.node)):
             return True
-    for window in record.fault_windows():
+    for window in windows:
         finish = window.t_end_ns
         if window.t_inject_ns > end or (finish is not None and finish < begin):
             continue

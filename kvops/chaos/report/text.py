@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Final
 
 from kvops.chaos.checkers.model import Verdict
@@ -55,16 +56,24 @@ def _arms(record: RunRecord) -> list[str]:
 
 def _faults(record: RunRecord) -> list[str]:
     lines = []
-    shown = record.faults[0].block if record.faults else 0
-    for row in record.faults:
-        if row.block != shown:
-            continue
-        good = row.state not in (FaultState.NOT_ACTIVE, FaultState.DIRTY)
-        moment = utc(record, row.t_ns)
-        when = f"{moment:%H:%M:%S}" if moment else f"+{(row.t_ns - start_ns(record)) / 1e9:.1f} s"
-        words = [*row.proof, *(["control: " + row.control] if row.control else []), *row.commands, row.why]
-        text = joined([word for word in words if word])
-        lines.append(f"{_PROVEN[row.state]:<8} {'✓' if good else '✗'} {when}  {text}".rstrip())
+    shown = [row for row in record.faults if row.block == record.faults[0].block]
+    for state, group in groupby(shown, key=lambda row: row.state):
+        rows = list(group)
+        good = state not in (FaultState.NOT_ACTIVE, FaultState.DIRTY)
+        moment = utc(record, rows[-1].t_ns)
+        when = f"{moment:%H:%M:%S}" if moment else f"+{(rows[-1].t_ns - start_ns(record)) / 1e9:.1f} s"
+        targets = f"{', '.join(row.target for row in rows)}:" if len(rows) > 1 else ""
+        words = [
+            word
+            for row in rows
+            for word in (*row.proof, row.control and f"control: {row.control}", *row.commands, row.why)
+        ]
+        text = joined(list(dict.fromkeys(word for word in words if word)))
+        lines.append(
+            f"{_PROVEN[state]:<8} {'✓' if good else '✗'} {when}  {targets}{' ' * bool(targets)}{text}".rstrip(
+                " :"
+            )
+        )
     blocks = len({row.block for row in record.faults})
     if blocks > 1:
         lines.append(f"         … and the same in {blocks - 1} more blocks")
