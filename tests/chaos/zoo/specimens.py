@@ -85,7 +85,7 @@ def experiment(specimen: Specimen, *, seed: int = 7) -> Experiment:
             ),
             deadlines=Deadlines(fault=specimen.fault_s, recover="10s"),
             guards=[],
-            expect=Expect(t_recover="1s", breaker=BreakerExpectation(scope="node", opens_within="1s")),
+            expect=Expect(t_recover="1s", breaker=BreakerExpectation(scope="node", opens_within="2s")),
         ),
     )
 
