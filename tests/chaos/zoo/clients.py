@@ -19,7 +19,7 @@ from kvops.transfer import shm, stream
 from kvops.transfer.layout import ObjectHeader
 
 PATIENCE_MS = 5_000
-STORM = 8
+STORM = 32
 
 
 class Proxy:
