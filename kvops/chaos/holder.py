@@ -29,6 +29,7 @@ from kvops.store.clock import boot_ms
 READY: Final = b"ready"
 START_TIMEOUT_S: Final = 10.0
 DUTY_PERIOD_S: Final = 0.1
+ATTACH_TIMEOUT_S: Final = 5.0
 BALLAST_CHUNK_BYTES: Final = 64 << 20
 Ready = Callable[[], None]
 
@@ -172,29 +173,59 @@ def incast(settings: dict[str, Any], until: int, ready: Ready) -> None:
 
 def strace(settings: dict[str, Any], until: int, ready: Ready) -> None:
     """Delay or fail system calls of processes, for as long as strace runs; the kernel detaches it when it ends."""
-    with Path(settings["log"]).open("wb") as log:
-        tracer = subprocess.Popen(
-            settings["argv"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log
-        )
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    # PR_SET_PDEATHSIG: a tracer that outlived us would be found by nobody.
+    program = "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,9);os.execvp(sys.argv[1],sys.argv[1:])"
+    tracer = subprocess.Popen(
+        [sys.executable, "-I", "-c", program, *settings["argv"]],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
     pause = threading.Event()
     try:
-        deadline = time.monotonic() + 5.0
-        pids = settings["pids"]
-        while not all(
-            f"TracerPid:\t{tracer.pid}\n" in Path(f"/proc/{pid}/status").read_text() for pid in pids
-        ):
+        deadline = time.monotonic() + ATTACH_TIMEOUT_S
+        while not all(_traced_by(pid, tracer.pid) for pid in settings["pids"]):
             if tracer.poll() is not None or time.monotonic() > deadline:
+                tracer.kill()
                 raise OSError(
-                    Path(settings["log"]).read_text(errors="replace")[-300:] or "strace did not attach"
+                    tracer.communicate()[1].decode("utf-8", "replace")[-300:] or "strace did not attach"
                 )
             pause.wait(0.02)
         ready()
         while boot_ms() < until and tracer.poll() is None:
             pause.wait(0.2)
     finally:
-        tracer.terminate()
+        tracer.kill()  # the kernel detaches it from all: ptrace(2)
         tracer.wait(5.0)
+
+
+def _traced_by(pid: int, tracer: int) -> bool:
+    return f"TracerPid:\t{tracer}\n" in Path(f"/proc/{pid}/status").read_text()
+
+
+def flap(settings: dict[str, Any], until: int, ready: Ready) -> None:
+    """Stop whichever master leads for longer than its lease, let it go on, and again."""
+    from kvops.chaos.outside import kvops_json
+
+    masters = {one["name"]: ProcessIdentity(**one["process"]) for one in settings["masters"]}
+    pause = threading.Event()
+    said_ready = False
+    try:
+        while boot_ms() < until:
+            said = kvops_json(settings["state_dir"], settings["group"], "status") or {}
+            leaders = [one["name"] for one in said.get("masters", []) if one.get("role") == "leader"]
+            for name in leaders[:1]:
+                if name in masters:
+                    send_signal(masters[name], signal.SIGSTOP)
+                    if not said_ready:
+                        ready()
+                        said_ready = True
+                    pause.wait(float(settings["pause_s"]))
+                    send_signal(masters[name], signal.SIGCONT)
+            pause.wait(float(settings["between_s"]))
+    finally:
+        for identity in masters.values():
+            send_signal(identity, signal.SIGCONT)
 
 
 KINDS: Final[dict[str, Callable[[dict[str, Any], int, Ready], None]]] = {
@@ -205,6 +236,7 @@ KINDS: Final[dict[str, Callable[[dict[str, Any], int, Ready], None]]] = {
     "proxy": proxy,
     "incast": incast,
     "strace": strace,
+    "flap": flap,
 }
 
 

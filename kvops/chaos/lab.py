@@ -109,9 +109,11 @@ class LabGroup(LocalGroup):
         here = replace(plan, listen="127.0.0.1:0", control="127.0.0.1:0", http="127.0.0.1:0")
         super()._preflight(here)
 
-    def _master_config(self, plan: StartPlan) -> MasterConfig:
-        address = self.lab.node("master-0").address
-        config = super()._master_config(plan)
+    def _master_config(
+        self, plan: StartPlan, name: str, number: int, endpoints: Sequence[str]
+    ) -> MasterConfig:
+        address = self.lab.node(name).address
+        config = super()._master_config(plan, name, number, endpoints)
         return msgspec.structs.replace(
             config, listen=f"{address}:0", control=f"{address}:0", http=f"{address}:0", unix_path=""
         )

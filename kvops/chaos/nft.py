@@ -156,6 +156,21 @@ def ports_of(processes: tuple[ProcessIdentity, ...]) -> tuple[set[int], set[int]
     return served, own - served
 
 
+def connections_of(target: Target, port: int) -> frozenset[str]:
+    """Connections to a port of the target, those that ended a moment ago included, by their far address."""
+    found = set()
+    for file in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/{target.leader.pid}/net/{file}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            words = line.split()
+            if words[3] != "0A" and int(words[1].rpartition(":")[2], 16) == port:
+                found.add(words[2])
+    return frozenset(found)
+
+
 def load(target: Target, text: str) -> None:
     """
     Load a ruleset in the target's namespace.

@@ -17,18 +17,20 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Final
 
 import msgspec
 
-from kvops.chaos import netns, procs
+from kvops.chaos import netns, outside, procs
 from kvops.chaos.procs import with_word
 from kvops.errors import LeftBehind
-from kvops.fleet.process import ProcessIdentity, is_running, is_stopped, send_signal, wait_ended
+from kvops.fleet.process import ProcessIdentity, identify, is_running, is_stopped, send_signal, wait_ended
 
 KILL_GRACE_S: Final = 2.0
 RESTART_TIMEOUT_S: Final = 30.0
+MARK: Final = "KVOPS_CHAOS_MARK"  # in the environment of what is started wrong on purpose
 _MIDDLEMAN: Final = (
     "import subprocess, sys;subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)"
 )
@@ -307,7 +309,9 @@ class RestartRole(Step, frozen=True, kw_only=True, tag="restart_role"):
         same = (found.pid, found.started_ticks) == (self.unless_pid, self.unless_ticks)
         return found.running and found.ready and not same
 
-    def act(self) -> None:
+    def act(self, *, more_env: Mapping[str, str] | None = None) -> None:
+        """As any step; with ``more_env`` in the environment of the member."""
+        env = {**os.environ, "PYTHONPATH": package_root(), **(more_env or {})}
         result = subprocess.run(
             self._argv(),
             capture_output=True,
@@ -316,7 +320,7 @@ class RestartRole(Step, frozen=True, kw_only=True, tag="restart_role"):
             check=False,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": package_root()},
+            env=env,
         )
         if result.returncode != 0:
             said = (result.stderr or result.stdout).strip().splitlines()
@@ -398,6 +402,100 @@ class StartProcess(Step, frozen=True, kw_only=True, tag="start_process"):
         return f"{_enter(self.netns) if self.netns else ''}{shlex.join(self.argv)}"
 
 
+class RestoreMemory(Step, frozen=True, kw_only=True, tag="restore_memory"):
+    """Write bytes of a process's memory back, where they are still what we made them: used anew, they are not ours."""
+
+    pid: int
+    started_ticks: int
+    boot_id: str
+    spots: list[tuple[int, int, int]]  # address, byte before, byte after
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        """Whose memory."""
+        return ProcessIdentity(pid=self.pid, started_ticks=self.started_ticks, boot_id=self.boot_id)
+
+    def _ours(self) -> list[tuple[int, int]]:
+        if not is_running(self.identity):
+            return []
+        found = []
+        with Path(f"/proc/{self.pid}/mem").open("rb", buffering=0) as memory:
+            for address, before, after in self.spots:
+                memory.seek(address)
+                if memory.read(1) == bytes([after]):
+                    found.append((address, before))
+        return found
+
+    def done(self) -> bool:
+        return not self._ours()
+
+    def act(self) -> None:
+        found = self._ours()
+        with Path(f"/proc/{self.pid}/mem").open("r+b", buffering=0) as memory:
+            for address, before in found:
+                memory.seek(address)
+                memory.write(bytes([before]))
+
+    def command(self) -> str:
+        return f"kvops chaos recover    # puts {len(self.spots)} bytes of pid {self.pid} back"
+
+
+class EndMarked(Step, frozen=True, kw_only=True, tag="end_marked"):
+    """End the processes that were started with a mark of ours: a shared object, or a word of their environment."""
+
+    token: str
+
+    def _found(self) -> list[ProcessIdentity]:
+        found = []
+        mark = f"{MARK}={self.token}".encode()
+        for pid in procs.pids():
+            try:
+                folder = Path(f"/proc/{pid}")
+                words = (folder / "environ").read_bytes().split(b"\0")
+                loaded = mark in words or self.token in (folder / "maps").read_text()
+            except OSError:
+                continue  # it ended, or is not ours
+            identity = identify(pid) if loaded else None
+            if identity is not None:
+                found.append(identity)
+        return found
+
+    def done(self) -> bool:
+        return not self._found()
+
+    def act(self) -> None:
+        found = self._found()
+        for identity in found:
+            send_signal(identity, signal.SIGTERM)
+        for identity in wait_ended(found, timeout_s=KILL_GRACE_S):
+            send_signal(identity, signal.SIGKILL)
+        wait_ended(found, timeout_s=KILL_GRACE_S)
+
+    def command(self) -> str:
+        return f"kill $(grep -l {self.token} /proc/[0-9]*/maps | cut -d/ -f3)"
+
+
+class Undrain(Step, frozen=True, kw_only=True, tag="undrain"):
+    """Lift the drain of a store."""
+
+    persistent: ClassVar[bool] = True
+    state_dir: str
+    group: str
+    store: str
+
+    def done(self) -> bool:
+        said = outside.kvops_json(self.state_dir, self.group, "status")
+        if said is None or "holds" not in said:
+            return False
+        return all(self.store not in hold.get("stores", []) for hold in said["holds"])
+
+    def act(self) -> None:
+        outside.kvops_json(self.state_dir, self.group, "undrain", self.store)
+
+    def command(self) -> str:
+        return f"kvops undrain -g {self.group} --state-dir {shlex.quote(self.state_dir)} {self.store}"
+
+
 class RemoveNetns(Step, frozen=True, kw_only=True, tag="remove_netns"):
     """Remove a named network namespace of ours, with its links."""
 
@@ -425,6 +523,9 @@ UndoStep = (
     | RemovePath
     | RestartRole
     | StartProcess
+    | EndMarked
+    | RestoreMemory
+    | Undrain
     | RemoveNetns
 )
 

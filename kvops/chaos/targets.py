@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from kvops.chaos.model import Fault
     from kvops.fleet.local import LocalGroup
 
-_GIVEN: Final = frozenset({"target", "control", "token", "expires_s", "seen"})  # not for an experiment to say
+_GIVEN: Final = frozenset(
+    {"target", "control", "token", "expires_s", "seen", "members"}
+)  # not for an experiment to say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,7 @@ def of_group(group: LocalGroup) -> list[Target]:
                 processes=tuple(tree(identity)),
                 netns=netns.inode_of(member.pid),
                 cgroups=Path(f"/proc/{member.pid}/cgroup").read_text(),
-                addresses=member.addresses,
+                addresses=member.addresses or _etcd_address(group, member.name, member.role),
                 restart=RestartRole(
                     state_dir=str(group.state_dir),
                     group=group.name,
@@ -147,6 +149,29 @@ def of_group(group: LocalGroup) -> list[Target]:
             )
         )
     return found
+
+
+def _etcd_address(group: LocalGroup, name: str, role: str) -> dict[str, str]:
+    """Where a member of etcd answers clients: it says so in its configuration alone."""
+    if role != "etcd":
+        return {}
+    import yaml
+
+    try:
+        said = yaml.safe_load(group.config_file(name).read_text())
+        return {"client": str(said["listen-client-urls"]).removeprefix("http://")}
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return {}
+
+
+def fellows(target: Target, role: str) -> list[Target]:
+    """The members of a role in the target's group, as they run now; of a lone process only itself."""
+    if isinstance(target.restart, RestartRole):
+        from kvops.fleet.local import LocalGroup
+
+        group = LocalGroup(Path(target.restart.state_dir), target.restart.group)
+        return [one for one in of_group(group) if one.role == role]
+    return [target]
 
 
 def select(

@@ -75,11 +75,20 @@ class Victim:
     """One server process."""
 
     def __init__(
-        self, name: str, folder: Path, *, child: bool = False, host: str = "127.0.0.1", netns: str = ""
+        self,
+        name: str,
+        folder: Path,
+        *,
+        child: bool = False,
+        host: str = "127.0.0.1",
+        netns: str = "",
+        user: int = 0,
     ) -> None:
         self.name = name
         self.host = host
         self._enter = ["nsenter", f"--net=/run/netns/{netns}"] if netns else []
+        if user:
+            self._enter = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
         self.port = free_port()
         self.log_file = folder / f"{name}.log"
         # Not -I: what a shim preloads must reach it, and StartProcess runs it with the same environment.
@@ -144,13 +153,13 @@ class Victim:
 
 
 @contextmanager
-def victims(count: int = 2, *, child: bool = False) -> Iterator[list[Victim]]:
+def victims(count: int = 2, *, child: bool = False, user: int = 0) -> Iterator[list[Victim]]:
     """Servers, the first of which may have a child."""
     with tempfile.TemporaryDirectory(prefix="kvops-") as folder:
         found: list[Victim] = []
         try:
             for index in range(count):
-                victim = Victim(f"server-{index}", Path(folder), child=child and index == 0)
+                victim = Victim(f"server-{index}", Path(folder), child=child and index == 0, user=user)
                 found.append(victim)
             yield found
         finally:

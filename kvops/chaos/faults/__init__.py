@@ -7,7 +7,19 @@ from typing import Final
 
 from kvops.chaos.model import entered
 
-AREAS: Final = ("process", "net", "stream")
+AREAS: Final = (
+    "process",
+    "net",
+    "stream",
+    "etcd",
+    "master",
+    "disk",
+    "limits",
+    "clock",
+    "load",
+    "fleet",
+    "store",
+)
 
 
 def catalogue() -> dict[str, type]:
