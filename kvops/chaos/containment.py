@@ -45,6 +45,7 @@ BUCKET_S: Final = 1.0
 SHARE_MARGIN: Final = 0.01  # of requests or tokens: how much more counts as the same
 DEGRADED_MARGIN: Final = 0.02  # of a domain's requests: recomputing depends on who came first, too
 CONTAINED_REQUESTS_MIN: Final = 100  # in the fault's window; with fewer K means nothing
+AFTER_REQUESTS_MIN: Final = 50  # after the undo, for a ratio of their own
 K_LOOSE: Final = 1.5  # K's interval may reach this many times its bound, or K is unknown
 REWARM_SHARE: Final = 0.95  # of the twins' hits
 METRICS: Final = ("degraded", "success", "ttft_p50", "ttft_p99", "hit", "recompute", "rpc")
@@ -480,16 +481,22 @@ def _cell(domain: str, cls: str, metric: str, comparison: Comparison | None, sta
 
 
 def _amplification(pairs: Pairs, paired: Mask, again: Mask) -> tuple[float | None, float | None]:
-    """Calls per request from the injection on, to the twins'; and how far two arms without a fault are apart."""
-    mask = (pairs.phase != Phase.BEFORE) & paired
-    usual = float(pairs.baseline.rpcs[mask].sum())
-    if not usual:
-        return None, None
-    both = mask & again
-    noise = None
-    if both.any() and pairs.baseline.rpcs[both].sum():
-        noise = abs(float(pairs.control.rpcs[both].sum() / pairs.baseline.rpcs[both].sum()) - 1)
-    return float(pairs.fault.rpcs[mask].sum()) / usual, noise
+    """
+    Calls per request, to the twins': the worse of while the fault was active and after it, so that neither a storm of
+    retries nor one of reconnects is diluted. Beside it, how far two arms without a fault are apart.
+    """
+    found: list[tuple[float, float | None]] = []
+    for phase in (Phase.DURING, Phase.AFTER):
+        mask = (pairs.phase == phase) & paired
+        usual = float(pairs.baseline.rpcs[mask].sum())
+        if not usual or (phase is Phase.AFTER and int(mask.sum()) < AFTER_REQUESTS_MIN):
+            continue
+        both = mask & again
+        noise = None
+        if both.any() and pairs.baseline.rpcs[both].sum():
+            noise = abs(float(pairs.control.rpcs[both].sum() / pairs.baseline.rpcs[both].sum()) - 1)
+        found.append((float(pairs.fault.rpcs[mask].sum()) / usual, noise))
+    return max(found, key=lambda one: one[0], default=(None, None))
 
 
 def _detected(record: RunRecord) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from kvops.chaos.checkers.model import Verdict, worst
+from kvops.chaos.checkers.model import Verdict
 from kvops.chaos.checkers.registry import Judged, run_all
 from kvops.chaos.containment import Containment, measure, pairs_of
 from kvops.chaos.history import Arm, End, RunRecord
@@ -202,8 +202,3 @@ def _notes(record: RunRecord) -> tuple[str, ...]:
     if record.bad_line_count:
         notes.append(f"{record.bad_line_count:,} damaged lines, such as {record.bad_lines[0]}")
     return tuple(notes)
-
-
-def overall(judged: Iterable[Judged]) -> Verdict:
-    """The worst of those that count: the verdict of a history without a fault."""
-    return worst(one.result.verdict for one in judged if one.counts)

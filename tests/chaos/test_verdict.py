@@ -112,7 +112,20 @@ def test_disagreement_of_two_quiet_arms_is_subtracted() -> None:
     assert 0.75 < numbers.k < 1.2
 
 
+def test_retries_are_counted_where_clients_record_them() -> None:
+    """More than a tenth of the calls being retries breaks the budget, though there are no more calls than before."""
+    good = simulate(HARM)
+    rows = tuple(
+        msgspec.structs.replace(row, retries=1 if row.arm is Arm.FAULT else 0) for row in good.requests
+    )
+    judgement = judge(replaced(good, requests=rows))
+
+    assert judgement.containment.amplification == pytest.approx(1.0)
+    assert said(judgement, "C2") == "invalid"
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_noise_alone_fails_nobody() -> None:
     """A hundred runs in which the fault does nothing, on machines of several tempers: at most one FAIL."""
     tempers: list[dict[str, Any]] = [

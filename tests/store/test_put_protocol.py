@@ -51,6 +51,7 @@ TROUBLES = (
     "store restarts",
     "master restarts",
     "master forgets",
+    "standby leads",
 )
 MEANWHILE = ("nothing", "all come back", "a mount is interrupted", "keys are removed", "keys are put")
 """What happens between a master's restart and its stores' return."""
@@ -411,7 +412,7 @@ class PutProtocol(RuleBasedStateMachine):
         match deed:
             case "drain" | "drain host":
                 self.drain(node, target)
-            case "cordon" if node.name not in self.drained:
+            case "cordon" if not {node.name, node.host} & set(self.rig.holds_now()):
                 self.rig.hold(HoldKind.CORDON, target)
             case "undrain":
                 self.undrain(node)
@@ -478,8 +479,8 @@ class PutProtocol(RuleBasedStateMachine):
                 self.interrupt_mount(node, steps)
             case "store restarts":
                 self.store_restarts(node)
-            case "master restarts" | "master forgets":
-                self.master_restarts(kind == "master restarts", down_ms)
+            case "master restarts" | "master forgets" | "standby leads":
+                self.master_changes(kind, down_ms)
                 match meanwhile:
                     case "all come back":
                         for one in self.rig.nodes:
@@ -498,12 +499,15 @@ class PutProtocol(RuleBasedStateMachine):
                         for key in KEYS:
                             self.begin(1, self.put(1, key, 1_000, 1, [], 0), 100)
 
-    def master_restarts(self, journal: bool, down_ms: int) -> None:
-        """It is killed; without its journal the next one has the stores' slot tables only."""
-        self.rig.restart(journal=journal, down_ms=down_ms)
+    def master_changes(self, kind: str, down_ms: int) -> None:
+        """It is killed; another leads with what it replicated, its journal, or the stores' slot tables only."""
+        if kind == "standby leads":
+            self.rig.fail_over(down_ms=down_ms)
+        else:
+            self.rig.restart(journal=kind == "master restarts", down_ms=down_ms)
         self.conns.clear()
         self.evicted = 0
-        if not journal:
+        if kind == "master forgets":
             self.drained.clear()  # it has forgotten those as well
             self.cordoned.clear()
         for generations in self.model.dead.values():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvops.chaos.checkers.model import Checker, CounterExample, Result, Verdict, found
-from kvops.chaos.history import Event, EventKind, FaultWindow, Kind, Operation, RunRecord
+from kvops.chaos.history import EventKind, FaultWindow, Kind, Operation, RunRecord
 
 ERROR_SHARE: Final = 0.5  # of a client's calls to one store, from which on a breaker must open
 ERRORS_MIN: Final = 5
@@ -119,6 +119,8 @@ def _too_late(
         until_ns = since_ns + allowed_ns
         if window.t_end_ns is not None and window.t_end_ns < until_ns:
             continue  # it was over before a breaker had to open
+        if not _goes_on(record, client, node, until_ns, window):
+            continue  # it went there no more, for whatever reason: that is all a breaker is for
         if not any(
             one.begin_ns <= until_ns
             and (one.end_ns is None or one.end_ns >= since_ns)
@@ -130,6 +132,21 @@ def _too_late(
                 what=f"{client} kept failing at {node}; no breaker opened within {record.run.bounds.t_open_s:g} s",
                 t_ns=since_ns,
             )
+
+
+def _goes_on(record: RunRecord, client: str, node: str, from_ns: int, window: FaultWindow) -> bool:
+    """Whether the client went on failing at that store, more often than probes explain."""
+    end_ns = (
+        window.t_end_ns if window.t_end_ns is not None else max(op.t_invoke_ns for op in record.operations)
+    )
+    failed = sum(
+        1
+        for op in record.operations
+        if from_ns < op.t_invoke_ns <= end_ns
+        and (op.client, op.node) == (client, node)
+        and op.reason in _FAILED
+    )
+    return failed > record.run.bounds.probes_per_s * max(0.0, (end_ns - from_ns) / 1e9) + 1
 
 
 def _leaky(record: RunRecord, opened: list[Opening]) -> Iterator[CounterExample]:
@@ -207,11 +224,6 @@ def _flapping(record: RunRecord, opened: list[Opening]) -> Iterator[CounterExamp
                     t_ns=begin,
                 )
                 break
-
-
-def state_changes(record: RunRecord) -> list[Event]:
-    """The events that the report draws."""
-    return [event for event in record.events if event.kind in _MOVES]
 
 
 CHECKER: Final = Checker(

@@ -69,7 +69,12 @@ def _may_lose(record: RunRecord, key: str, ops: Sequence[Operation]) -> bool:
 
 
 def step(op: Operation, state: State, *, lossy: bool) -> list[State]:
-    """The states after the operation took effect in ``state``; none when its answer contradicts it."""
+    """
+    The states after the operation took effect in ``state``; none when its answer contradicts it.
+
+    With ``lossy``, a value may be lost, and may be out of sight for a while: a store that does not answer comes
+    back with what it had. What was removed, or replaced meanwhile, must not.
+    """
     if op.kind is Kind.PUT:
         if op.outcome is Outcome.INFO:
             return [op.value if state is None else state]
@@ -82,8 +87,9 @@ def step(op: Operation, state: State, *, lossy: bool) -> list[State]:
             return [None] if state is None or lossy else []
         return [None]
     if op.reason == "MISS":
-        # A store that was given up brings its objects along when it comes back: a miss need not be for good.
-        return [None] if state is None else [None, state] if lossy else []
+        if lossy and state is not None:
+            return [state, None]
+        return [None] if state is None else []
     if op.kind is Kind.EXISTS:
         return [state] if state is not None else []
     return [state] if state is not None and (not op.value or op.value == state) else []

@@ -252,6 +252,11 @@ def wrong_bytes(record: RunRecord) -> int:
     return sum(row.wrong_bytes for row in record.requests)
 
 
+def shortened(text: str, most: int = 300) -> str:
+    """The beginning of a text that tells a whole story; the story itself is in the timeline."""
+    return text if len(text) <= most else f"{text[:most].rsplit(' ', 1)[0]} …"
+
+
 def joined(texts: Sequence[str], most: int = 3) -> str:
     """Some texts in one line, the others counted."""
     more = f" … and {len(texts) - most} more" if len(texts) > most else ""

@@ -18,6 +18,7 @@ from kvops.chaos.report.document import (
     arm_figures,
     document,
     over_deadline,
+    shortened,
     start_ns,
     timeline,
     wrong_bytes,
@@ -54,7 +55,7 @@ def render(record: RunRecord, judgement: Judgement) -> str:
     body = [
         f'<header><p class="kicker">kvops chaos · seed {run.seed}</p>'
         f'<h1><span class="verdict {judgement.verdict}">{judgement.verdict}</span>{escape(title)}</h1>'
-        f"<p>{escape('. '.join(judgement.reasons[:3]))}</p>{_left(judgement)}</header>",
+        f"<p>{escape('. '.join(shortened(reason) for reason in judgement.reasons[:3]))}</p>{_left(judgement)}</header>",
         _tiles(record, judgement),
         _matrix(judgement.containment.matrix),
         _charts(record, judgement.containment.timeline),

@@ -7,7 +7,16 @@ from typing import Final
 
 from kvops.chaos.checkers.model import Verdict
 from kvops.chaos.history import FaultState, RunRecord
-from kvops.chaos.report.document import again, arm_figures, joined, over_deadline, start_ns, utc, wrong_bytes
+from kvops.chaos.report.document import (
+    again,
+    arm_figures,
+    joined,
+    over_deadline,
+    shortened,
+    start_ns,
+    utc,
+    wrong_bytes,
+)
 from kvops.chaos.verdict import Judgement, RunVerdict
 
 MARKS: Final = {Verdict.VALID: "✓", Verdict.UNKNOWN: "?", Verdict.INVALID: "✗"}
@@ -89,7 +98,13 @@ def _after(judgement: Judgement) -> list[str]:
         words.append(f"warm again after {one.t_rewarm_s:g} s")
     if one.t_detect_s is not None:
         words.append(f"noticed at +{one.t_detect_s:.1f} s")
-    return [f"recover  {'✗' if one.t_recover_s is None else '✓'} {', '.join(words)}"]
+    mark = "✓"
+    if one.t_recover_s is None:
+        late = any(
+            each.checker.id == "L1" and each.result.verdict is Verdict.INVALID for each in judgement.checkers
+        )
+        mark = "✗" if late else "?"
+    return [f"recover  {mark} {', '.join(words)}"]
 
 
 def _checkers(judgement: Judgement, *, verbose: bool) -> list[str]:
@@ -131,7 +146,7 @@ def _verdict(record: RunRecord, judgement: Judgement) -> list[str]:
         figures.append(f"over deadline {over_deadline(record):,}")
     lines = [f"{judgement.verdict}  {'   '.join(figures)}".rstrip()]
     if judgement.verdict is not RunVerdict.PASS:
-        lines += [f"  {reason}" for reason in judgement.reasons[:5]]
+        lines += [f"  {shortened(reason)}" for reason in judgement.reasons[:5]]
     if judgement.left:
         lines += [
             "LEFT BEHIND: run these, then kvops chaos recover",

@@ -315,6 +315,19 @@ VALID: dict[str, tuple[str, Rows]] = {
         [*FAULT, get("g", at=S, deadline_ms=200), Sample(t_ns=8 * S, subject="store-1", loop_gap_ms=6000.0)],
     ),
     "opens, holds, closes": ("C3", CALM_BREAKER),
+    "goes there no more": (
+        "C3",
+        [*FAULT, *failing_calls(begin=2 * S, end=2 * S + 700 * MS), Finish(t_ns=40 * S)],
+    ),
+    "out of sight for a while": (
+        "S10",
+        [
+            *FAULT,
+            put("p", value="w:1", at=S, cls="register", node="store-1"),
+            miss("m", at=3 * S, cls="register"),
+            get("g", at=9 * S, value="w:1", cls="register"),
+        ],
+    ),
 }
 
 UNKNOWN: dict[str, tuple[str, Rows]] = {
@@ -349,6 +362,16 @@ UNKNOWN: dict[str, tuple[str, Rows]] = {
         [
             get(f"g{number}", at=S, took=300 * MS, deadline_ms=200, arm=arm)
             for number, arm in enumerate((Arm.BASELINE, Arm.FAULT))
+        ],
+    ),
+    "one late call in two thousand": (
+        "L2",
+        [
+            get("late", at=S, took=300 * MS, deadline_ms=200),
+            *(
+                get(f"g{number}", at=S, deadline_ms=200, arm=Arm.BASELINE if number % 2 else Arm.FAULT)
+                for number in range(2000)
+            ),
         ],
     ),
     "no fault": ("C1", [request()]),
