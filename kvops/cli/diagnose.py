@@ -64,7 +64,7 @@ class Diagnose(options.Group):
 @click.option(
     "--diff", "older", type=PATH, metavar="JSON", help="Show what changed since this earlier -o json."
 )
-@click.option("--probe", "probes", multiple=True, metavar="NAME", help="Send a few packets: icmp, mtu, tcp.")
+@click.option("--probe", "probes", multiple=True, metavar="NAME", help="Send a few packets: icmp, mtu, tcp, arp; or ask: cloud.")
 @click.option("--peer", "peers", multiple=True, metavar="ADDRESS", help="Whom to probe (HOST:PORT for tcp).")
 @click.option(
     "--textfile", type=PATH, metavar="FILE", help="Write outcomes for node-exporter's textfile folder."

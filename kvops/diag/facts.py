@@ -664,6 +664,12 @@ class RdmaDevice:
         node_type = attempt(lambda: sysfs.parse_enum(self.text("node_type")))
         return node_type is not None and node_type[0] == 4
 
+    @cached_property
+    def board_guid(self) -> str | None:
+        """What all functions of one card have in common; None if it was not seen."""
+        guid = (self.host.peek(f"{self.path}/sys_image_guid") or "").strip()
+        return guid if guid.strip("0:") else None
+
     @property
     def is_virtual(self) -> bool:
         return self.pci is not None and self.pci.is_virtual

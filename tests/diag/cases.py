@@ -20,13 +20,45 @@ PORT = "/sys/class/infiniband/{}/ports/1"
 ABSENT = "!absent"
 SCOPE = ["/proc/cmdline", "/proc/sys/kernel/osrelease", "/proc/meminfo", "/sys/devices/system/node",
          "/sys/bus/pci/devices", "/sys/class/net", "/sys/class/infiniband"]  # fmt: skip
-HW_COUNTERS = """out_of_sequence packet_seq_err implied_nak_seq_err local_ack_timeout_err rnr_nak_retry_err
-duplicate_request out_of_buffer roce_adp_retrans roce_adp_retrans_to roce_slow_restart req_transport_retries_exceeded
-req_rnr_retries_exceeded resp_remote_access_errors req_remote_access_errors req_remote_invalid_request
-resp_local_length_error resp_cqe_error req_cqe_error resp_cqe_flush_error req_cqe_flush_error np_cnp_sent
-np_ecn_marked_roce_packets rp_cnp_handled rp_cnp_ignored rx_icrc_encapsulated rx_write_requests""".split()
-COUNTERS = """symbol_error link_error_recovery link_downed port_rcv_errors port_xmit_discards
-local_link_integrity_errors excessive_buffer_overrun_errors port_xmit_wait VL15_dropped""".split()
+HW_COUNTERS = [
+    "out_of_sequence",
+    "packet_seq_err",
+    "implied_nak_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "duplicate_request",
+    "out_of_buffer",
+    "roce_adp_retrans",
+    "roce_adp_retrans_to",
+    "roce_slow_restart",
+    "req_transport_retries_exceeded",
+    "req_rnr_retries_exceeded",
+    "resp_remote_access_errors",
+    "req_remote_access_errors",
+    "req_remote_invalid_request",
+    "resp_local_length_error",
+    "resp_cqe_error",
+    "req_cqe_error",
+    "resp_cqe_flush_error",
+    "req_cqe_flush_error",
+    "np_cnp_sent",
+    "np_ecn_marked_roce_packets",
+    "rp_cnp_handled",
+    "rp_cnp_ignored",
+    "rx_icrc_encapsulated",
+    "rx_write_requests",
+]
+COUNTERS = [
+    "symbol_error",
+    "link_error_recovery",
+    "link_downed",
+    "port_rcv_errors",
+    "port_xmit_discards",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+    "port_xmit_wait",
+    "VL15_dropped",
+]
 TRAFFIC_WORDS = 180_000_000_000  # of four bytes, moved between the two samples where a rail is busy
 TRAFFIC_PACKETS = 176_000_000
 EMPTY_GID = ":".join(["0000"] * 8)
@@ -143,9 +175,20 @@ def gid_of(address: str) -> str:
     return f"0000:0000:0000:0000:0000:ffff:{high:02x}{mid:02x}:{low:02x}{last:02x}"
 
 
-def _rail(rail: dict[str, Any], node: dict[str, Any], files: dict[str, str], later: dict[str, str], meta: dict[str, Any]) -> None:
+def _rail(
+    rail: dict[str, Any],
+    node: dict[str, Any],
+    files: dict[str, str],
+    later: dict[str, str],
+    meta: dict[str, Any],
+) -> None:
     device, netdev, bdf = rail["device"], rail["netdev"], rail["pci"]
-    port, net, pci, ib = PORT.format(device), f"/sys/class/net/{netdev}", f"/sys/bus/pci/devices/{bdf}", f"/sys/class/infiniband/{device}"
+    port, net, pci, ib = (
+        PORT.format(device),
+        f"/sys/class/net/{netdev}",
+        f"/sys/bus/pci/devices/{bdf}",
+        f"/sys/class/infiniband/{device}",
+    )
     mac = [int(part, 16) for part in rail["mac"].split(":")]
     local = f"fe80:0000:0000:0000:{mac[0] ^ 2:02x}{mac[1]:02x}:{mac[2]:02x}ff:fe{mac[3]:02x}:{mac[4]:02x}{mac[5]:02x}"
     guid = f"{mac[0] ^ 2:02x}{mac[1]:02x}:{mac[2]:02x}ff:fe{mac[3]:02x}:{mac[4]:02x}{mac[5]:02x}"
@@ -155,12 +198,24 @@ def _rail(rail: dict[str, Any], node: dict[str, Any], files: dict[str, str], lat
               f"{port}/link_layer": rail["layer"], f"{port}/lid": "0x0", f"{port}/sm_lid": "0x0", f"{port}/sm_sl": "0",
               f"{port}/lid_mask_count": "0", f"{port}/cap_mask": "0x04010000", f"{port}/pkeys/0": "0xffff"}  # fmt: skip
     if rail["layer"] == "Ethernet":
-        table = [(local, "IB/RoCE v1"), (local, "RoCE v2"), (gid_of(rail["ip"]), "IB/RoCE v1"), (gid_of(rail["ip"]), "RoCE v2")]
+        table = [
+            (local, "IB/RoCE v1"),
+            (local, "RoCE v2"),
+            (gid_of(rail["ip"]), "IB/RoCE v1"),
+            (gid_of(rail["ip"]), "RoCE v2"),
+        ]
         for slot, (gid, kind) in enumerate(table):
-            files |= {f"{port}/gids/{slot}": gid, f"{port}/gid_attrs/types/{slot}": kind, f"{port}/gid_attrs/ndevs/{slot}": netdev}
+            files |= {
+                f"{port}/gids/{slot}": gid,
+                f"{port}/gid_attrs/types/{slot}": kind,
+                f"{port}/gid_attrs/ndevs/{slot}": netdev,
+            }
         for slot in (4, 5):
             files[f"{port}/gids/{slot}"] = EMPTY_GID
-            meta["errors"] |= {f"{port}/gid_attrs/types/{slot}": "EINVAL", f"{port}/gid_attrs/ndevs/{slot}": "EINVAL"}
+            meta["errors"] |= {
+                f"{port}/gid_attrs/types/{slot}": "EINVAL",
+                f"{port}/gid_attrs/ndevs/{slot}": "EINVAL",
+            }
         meta["truncated"][f"{port}/gids"] = 6
     speed = rail["rate"].split()[0]
     files |= {f"{net}/address": rail["mac"], f"{net}/mtu": str(rail["mtu"]), f"{net}/operstate": "up", f"{net}/carrier": "1",
@@ -177,7 +232,9 @@ def _rail(rail: dict[str, Any], node: dict[str, Any], files: dict[str, str], lat
     if rail["counters"] is None:
         meta["not_collected"] += [f"{port}/counters", f"{port}/hw_counters"]
         return
-    files |= {f"{port}/hw_counters/{name}": "0" for name in HW_COUNTERS} | {f"{port}/hw_counters/lifespan": "12"}
+    files |= {f"{port}/hw_counters/{name}": "0" for name in HW_COUNTERS} | {
+        f"{port}/hw_counters/lifespan": "12"
+    }
     files |= {f"{port}/counters/{name}": "0" for name in COUNTERS}
     moved = 0 if rail["counters"] == "idle" else 1
     for way in ("xmit", "rcv"):
@@ -222,7 +279,11 @@ def _commands(node: dict[str, Any], folder: Path, meta: dict[str, Any]) -> None:
         entry: dict[str, Any] = {"argv": argv, "rc": given.get("rc", 0)}
         if given.get("missing"):
             entry = {"argv": argv, "missing": True}
-        for key, top, suffix in (("out", "cmd", ".txt"), ("err", "cmd", ".err.txt"), ("t1", "cmd.t1", ".txt")):
+        for key, top, suffix in (
+            ("out", "cmd", ".txt"),
+            ("err", "cmd", ".err.txt"),
+            ("t1", "cmd.t1", ".txt"),
+        ):
             if key in given:
                 (folder / top).mkdir(parents=True, exist_ok=True)
                 (folder / top / f"{slug}{suffix}").write_text(str(given[key]), encoding="utf-8")

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import World
 
-from kvops.diag.parsers import ethtool, ip, misc, pcie, proc, qos, rdma, sysfs
+from kvops.diag.parsers import ethtool, ip, misc, pcie, proc, qos, rdma, sysfs, tools
 from kvops.errors import ParseError
 
 PARSERS: list[Callable[[str], Any]] = [
     function
-    for module in (ethtool, ip, misc, pcie, proc, qos, rdma, sysfs)
+    for module in (ethtool, ip, misc, pcie, proc, qos, rdma, sysfs, tools)
     for name, function in inspect.getmembers(module, inspect.isfunction)
     if name.startswith("parse_") and function.__module__ == module.__name__ and name != "parse_mount_size"
 ]

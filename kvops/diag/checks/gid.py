@@ -19,6 +19,9 @@ def fabric_routed(port: Port) -> bool:
     host = port.host
     netdev = port.netdev
     local = (attempt(lambda: netdev.addresses) or []) if netdev is not None else []
+    reachable = [a for a in local if not a.is_link_local]
+    if host.peers and not reachable and not any(gid.routable for gid in attempt(lambda: port.gids) or ()):
+        return True  # no subnet of our own here: every peer with a global address lies beyond one
     if host.peers and local:
         # A node is near if one of its rails is in our subnet: its other rails belong to our other ports.
         return not all(any(p in a.network for p in addresses for a in local) for _, addresses in host.peers)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from kvops.diag.facts import HostFacts, Port, Target, attempt
 from kvops.diag.model import Finding, Outcome, Skip, Unseen, fail, finding, info, warn
-from kvops.diag.parsers import ethtool, rdma, sysfs
+from kvops.diag.parsers import ethtool, rdma, sysfs, tools
 from kvops.diag.registry import Per, check
 
 ACTIVE, LINK_UP = 4, 5
@@ -314,21 +314,22 @@ def ber(port: Port) -> Iterator[Finding]:
     argvs = [argv for argv in host.argvs("mlxlink") if set(names) & set(argv)]
     if not argvs:
         raise Unseen(f"mlxlink of {port.label}", host.why_not("mlxlink"))
-    text = host.command(*argvs[0])
+    labels = tools.parse_mlxlink(host.command(*argvs[0]))
     for name, limit, severity in (
         ("Effective Physical BER", EFFECTIVE_BER_WARN, Outcome.WARN),
         ("Raw Physical BER", RAW_BER_FAIL, Outcome.FAIL),
     ):
-        match = re.search(rf"{name}\s*:\s*(\d{{1,9}}(?:\.\d{{1,9}})?(?:[eE][-+]?\d{{1,3}})?)", text, re.ASCII)
-        if match and float(match[1]) > limit:
+        value = labels.get(name.lower(), "")
+        rate = attempt(lambda: tools.parse_ber(value))  # "N/A" for minutes after a link came up
+        if rate is not None and rate > limit:
             yield finding(
                 severity,
                 port.label,
-                f"{name} {match[1]}",
+                f"{name} {value}",
                 f"at most {limit:g}",
                 fix="clean or replace cable and optic",
                 persists=True,
-                evidence=[host.said(*argvs[0], text=match[0])],
+                evidence=[host.said(*argvs[0], text=f"{name}: {value}")],
             )
 
 

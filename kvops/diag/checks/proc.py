@@ -271,10 +271,8 @@ def _engine_versions(host: HostFacts) -> dict[str, str]:
     for tool in ("pip", "pip3", "uv"):
         for argv in host.argvs(tool):
             text = attempt(lambda: host.command(*argv)) or ""
-            name = re.search(r"^Name:\s*(\S+)", text, re.MULTILINE)
-            version = re.search(r"^Version:\s*(\S+)", text, re.MULTILINE)
-            if name and version:
-                found[name[1].lower()] = version[1]
+            for package, number in re.findall(r"^Name:\s*(\S+)\nVersion:\s*(\S+)", text, re.MULTILINE):
+                found[package.lower()] = number
             for package, number in re.findall(
                 r"^(mooncake[\w-]*|sglang|vllm|kvops)(?:\s+|==)(\d\S*)", text, re.MULTILINE
             ):
