@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 
@@ -21,6 +21,8 @@ from kvops.host import CommandResult, Sight, SnapshotHost
 
 T = TypeVar("T")
 
+OUTPUT_CHARS_MAX = 2 << 20  # of one command that a parser gets to see; logs and flow tables may be longer
+_LOG_TOOLS = frozenset({"dmesg", "journalctl", "ovs-appctl", "kubectl"})
 PORTS_MAX = 512  # of one host; sysfs of a hostile snapshot may claim more
 GIDS_MAX = 4096
 NETDEVS_MAX = 4096
@@ -943,6 +945,8 @@ class HostFacts:
             missing = self.why_not(tool) is Sight.NO_TOOL
             raise Unseen(" ".join(exact), Sight.NO_TOOL if missing else Sight.NOT_COLLECTED)
         result = self.snapshot.run(*candidates[0], sample=sample)
+        if len(result.stdout) > OUTPUT_CHARS_MAX and tool not in _LOG_TOOLS:
+            result = replace(result, stdout=result.stdout[:OUTPUT_CHARS_MAX])
         if result.sight is not Sight.PRESENT:
             raise Unseen(" ".join(candidates[0]), result.sight)
         if result.return_code not in (0, None) and not result.stdout.strip():
@@ -1300,9 +1304,9 @@ class HostFacts:
             table = "main"
             if "table" in result.argv[:-1]:
                 table = result.argv[result.argv.index("table") + 1]
-            seen = True
-            for route in ip.parse_routes(result.stdout, table="main" if table == "all" else table):
-                found[route] = None
+            routes = ip.parse_routes(result.stdout, table="main" if table == "all" else table)
+            seen = seen or bool(routes) or not result.stdout.strip()
+            found.update(dict.fromkeys(routes))
         if not seen:
             raise Unseen("ip route show", Sight.NOT_COLLECTED)
         return list(found)
@@ -1313,8 +1317,9 @@ class HostFacts:
         found: list[ip.Rule] = []
         seen = False
         for result in self._ip_outputs(frozenset({"rule", "ru"})):
-            seen = True
-            found.extend(ip.parse_rules(result.stdout))
+            rules = ip.parse_rules(result.stdout)
+            seen = seen or bool(rules) or not result.stdout.strip()
+            found.extend(rules)
         if not seen:
             raise Unseen("ip rule show", Sight.NOT_COLLECTED)
         return sorted(found, key=lambda rule: rule.preference)
@@ -1523,7 +1528,7 @@ class HostFacts:
             return {
                 device.name: "not used by the store" for device in self.devices if device.name not in wanted
             }
-        rates = {d.name: max((_rate(p) for p in d.ports), default=0.0) for d in self.devices}
+        rates = {d.name: max((rate_gbps(p) for p in d.ports), default=0.0) for d in self.devices}
         for device in self.devices:
             names = {
                 name for port in device.ports for name in (port.netdev_name, *port.own_netdev_names) if name
@@ -1591,7 +1596,8 @@ class HostFacts:
         raise Skip(f"no {what} here")
 
 
-def _rate(port: Port) -> float:
+def rate_gbps(port: Port) -> float:
+    """The port's rate, 0 if it could not be seen."""
     rate = attempt(lambda: port.rate)
     return rate.gbps if rate else 0.0
 

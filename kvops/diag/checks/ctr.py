@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 
 from kvops.diag.checks.qos import lossless_priorities
-from kvops.diag.facts import HostFacts, Port, Target, attempt
+from kvops.diag.facts import HostFacts, Port, Target, attempt, rate_gbps
 from kvops.diag.model import Finding, Outcome, Skip, Unseen, fail, finding, info, warn
 from kvops.diag.parsers import proc, sysfs
 from kvops.diag.registry import Per, check
@@ -523,7 +523,7 @@ def nic_imbalance(host: HostFacts) -> Iterator[Finding]:
             continue
         median = statistics.median(size for _, size in moved.values())
         most = max(size for _, size in moved.values())
-        fastest = max(port.rate.gbps for port, _ in moved.values() if attempt(lambda: port.rate))
+        fastest = max((rate_gbps(port) for port, _ in moved.values()), default=0.0)
         if most * 8 < 0.01 * fastest * 1e9 * window_s:
             continue
         judged += 1
