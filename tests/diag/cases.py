@@ -162,7 +162,7 @@ def _meta(node: dict[str, Any]) -> dict[str, Any]:
 
 def _rail_defaults(index: int, rail: dict[str, Any]) -> dict[str, Any]:
     bdf = ("0000:1a:00.0", "0000:3c:00.0", "0000:9a:00.0", "0000:bc:00.0")[index]
-    return {"device": f"mlx5_{index}", "netdev": f"ens{index + 1}f0np0", "pci": bdf, "numa": index % 2,
+    return {"device": f"mlx5_{index}", "netdev": f"ens{index + 1}f0np0", "pci": bdf, "numa": 0,
             "ip": f"10.20.{index}.11", "mtu": 9000, "rate": "400 Gb/sec (4X NDR)", "layer": "Ethernet", "vendor": "0x15b3",
             "id": "0x1021", "speed": "32.0 GT/s PCIe", "width": 16, "module": "mlx5_core", "fw": "28.43.1014",
             "board": "MT_0000000838", "node_type": "1: CA", "counters": None, "state": "4: ACTIVE",

@@ -123,7 +123,7 @@ def test_garbage_is_no_verdict(unit: str, where: str) -> None:
     """Garbage in every file, in every command's output, or in both: no check crashes, and none makes an alarm of it."""
     world = World()
     if where != "files":
-        world.outputs = {argv: (0, unit * 50, "") for argv in world.outputs}
+        world.outputs = dict.fromkeys(world.outputs, (0, unit * 50, ""))
         world.outputs_later = {}
     if where != "commands":
         world.files, world.later = dict.fromkeys(world.files, unit * 5), {}

@@ -66,7 +66,9 @@ def parse_modules(text: str) -> dict[str, str]:
     Raises:
         ParseError: There are lines, and none has that form.
     """
-    rows = [re.match(r"([\w-]{1,64}) (\d{1,12} \d{1,6} .*)", line, re.ASCII) for line in text.splitlines()]
+    rows = [
+        re.match(r"([A-Za-z][\w-]{0,63}) (\d{1,12} \d{1,6} .*)", line, re.ASCII) for line in text.splitlines()
+    ]
     modules = {row[1].replace("-", "_"): row[2] for row in rows if row is not None}
     if rows and not modules:
         raise bad("/proc/modules", text)
