@@ -467,7 +467,7 @@ def path_command(
     results = run(nodes, select(skip=("probe",)))
     if out.human:
         for node in nodes:
-            out.line(f"{node.name}  {path_text(node.name, results)}")
+            out.line(f"{node.name}  {path_text(node, results)}")
     took_s = max(time.monotonic() - began - window_ms / 1000 * bool(unreached or not nodes), 0.0)
     return _show(out, nodes, results, took_s=took_s, fail_on="fail", unreached=unreached)
 

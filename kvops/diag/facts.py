@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 
 from kvops.diag.model import EVIDENCE_TEXT_MAX, Evidence, Skip, Unseen
-from kvops.diag.parsers import ethtool, ip, misc, pcie, proc, qos, rdma, sysfs
+from kvops.diag.parsers import ethtool, ip, misc, pcie, proc, qos, rdma, sysfs, tools
 from kvops.errors import ParseError
 from kvops.host import CommandResult, Sight, SnapshotHost
 
@@ -1406,6 +1406,14 @@ class HostFacts:
             if bond is not None:
                 found[name] = bond
         return found
+
+    @fact
+    def lldp(self) -> dict[str, tuple[str, str]]:
+        """Interface → (switch, its port), where the switch tells. Raises Unseen."""
+        argvs = self.argvs("lldpctl", "json") or self.argvs("lldpctl")
+        if not argvs:
+            raise Unseen("lldpctl -f json", self.why_not("lldpctl"))
+        return tools.parse_lldp(self.command(*argvs[0]))
 
     @cached_property
     def _stats(self) -> dict[tuple[str, int], dict[str, int]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
+from kvops.diag.parsers.misc import parse_json
 from kvops.diag.parsers.sysfs import bad
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]{0,16}m")
@@ -129,3 +131,30 @@ def parse_arping(text: str) -> tuple[int, set[str]]:
     return int(match[1] or match[2]), {
         m.lower() for m in re.findall(r"\b[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5}\b", text, re.ASCII)
     }
+
+
+def parse_lldp(text: str) -> dict[str, tuple[str, str]]:
+    """
+    Read ``lldpctl -f json``: interface → (switch, its port).
+
+    One neighbour is an object, several are a list, and a switch without a name stands under its identifier.
+
+    Raises:
+        ParseError: It is no JSON.
+    """
+
+    def part(value: Any, *names: str) -> Any:
+        for name in names:
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
+    rows = part(parse_json(text), "lldp", "interface")
+    found: dict[str, tuple[str, str]] = {}
+    for row in (rows if isinstance(rows, list) else [rows])[:ROWS_MAX]:
+        for name, block in row.items() if isinstance(row, dict) else ():
+            chassis = part(block, "chassis")
+            if isinstance(chassis, dict) and chassis:
+                switch = part(chassis, "name", "value") or chassis.get("name") or next(iter(chassis))
+                port = part(block, "port", "id", "value") or part(block, "port", "id") or ""
+                found[name] = (str(switch), str(port))
+    return found
