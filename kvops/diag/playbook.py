@@ -116,7 +116,7 @@ def _block(lines: Sequence[str]) -> list[str]:
 
 
 def _sentence(line: str) -> str:
-    body = line[0].upper() + line[1:]
+    body = line if is_typed(line) else line[0].upper() + line[1:]
     return body if body.endswith((".", "!", "?")) else body + "."
 
 
