@@ -924,7 +924,8 @@ class HostFacts:
     def argvs(self, tool: str, *words: str) -> list[tuple[str, ...]]:
         """Every collected command of a tool with all these words among its arguments; shortest first."""
         wanted = set(words)
-        found = [argv for argv in self._argv_by_tool.get(tool, ()) if wanted.issubset(argv[1:])]
+        name = tool.rpartition("/")[2]
+        found = [argv for argv in self._argv_by_tool.get(name, ()) if wanted.issubset(argv[1:])]
         return sorted(found, key=len)
 
     def has_command(self, tool: str, *words: str) -> bool:
@@ -1301,10 +1302,9 @@ class HostFacts:
         found: dict[ip.Route, None] = {}
         seen = False
         for result in self._ip_outputs(frozenset({"route", "r", "ro"}), without=frozenset({"get"})):
-            table = "main"
-            if "table" in result.argv[:-1]:
-                table = result.argv[result.argv.index("table") + 1]
-            routes = ip.parse_routes(result.stdout, table="main" if table == "all" else table)
+            table = _after(result.argv, "table") or "main"
+            named = "main" if table == "all" else table
+            routes = ip.parse_routes(result.stdout, table=named, device=_after(result.argv, "dev"))
             seen = seen or bool(routes) or not result.stdout.strip()
             found.update(dict.fromkeys(routes))
         if not seen:
@@ -1331,7 +1331,7 @@ class HostFacts:
         seen = False
         for result in self._ip_outputs(frozenset({"neigh", "neighbor", "neighbour", "n"})):
             seen = True
-            found.extend(ip.parse_neighbours(result.stdout))
+            found.extend(ip.parse_neighbours(result.stdout, device=_after(result.argv, "dev")))
         if not seen:
             raise Unseen("ip neigh show", Sight.NOT_COLLECTED)
         return found
@@ -1602,6 +1602,11 @@ class HostFacts:
         if subjects:
             return subjects
         raise Skip(f"no {what} here")
+
+
+def _after(argv: Sequence[str], word: str) -> str:
+    """The argument behind a word; empty if the word is not there."""
+    return argv[argv.index(word) + 1] if word in argv[:-1] else ""
 
 
 def rate_gbps(port: Port) -> float:
