@@ -867,15 +867,20 @@ def rdma_protocol(device: RdmaDevice) -> Iterator[Finding]:
 )
 def kernel_drift(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     versions: dict[str, list[str]] = {}
+    seen: dict[str, Evidence] = {}
     for host in nodes:
         if host.kernel:
             versions.setdefault(host.kernel, []).append(host.name)
+            seen.setdefault(host.kernel, host.at("/proc/sys/kernel/osrelease", host.kernel))
     if len(versions) > 1:
         usual = max(versions, key=lambda v: len(versions[v]))
         for version, names in versions.items():
             if version != usual:
                 yield info(
-                    ", ".join(names[:8]), f"kernel {version}", f"{usual}, as {len(versions[usual])} others"
+                    ", ".join(names[:8]),
+                    f"kernel {version}",
+                    f"{usual}, as {len(versions[usual])} others",
+                    evidence=[seen[version], seen[usual]],
                 )
 
 

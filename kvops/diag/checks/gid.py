@@ -557,6 +557,7 @@ def _vlan(host: HostFacts, netdev: str) -> tuple[int, dict[str, str]] | None:
 )
 def vlan(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     found: dict[int | None, list[str]] = {}
+    seen: dict[int | None, list[Evidence]] = {}
     for host in nodes:
         for use in attempt(lambda: host.gid_uses) or ():
             gid = attempt(lambda: use.gid)
@@ -564,6 +565,8 @@ def vlan(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
                 continue
             tag = _vlan(host, gid.netdev)
             found.setdefault(tag[0] if tag else None, []).append(f"{host.name} {use.port.label}")
+            source = host.at(f"/proc/net/vlan/{gid.netdev}") if tag else host.at(gid.path)
+            seen.setdefault(tag[0] if tag else None, []).append(source)
             if tag is None:
                 continue
             trust = None
@@ -592,4 +595,5 @@ def vlan(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
             f"VLAN {usual if usual is not None else 'none'}, as {len(found[usual])} others",
             fix="put the interface into the same VLAN as its peers",
             persists=True,
+            evidence=[*seen[few][:4], *seen[usual][:1]],
         )
