@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from kvops.diag.compare import Groups
 from kvops.diag.facts import HostFacts, PciFunction, Port, RdmaDevice, attempt
 from kvops.diag.model import Evidence, Finding, Outcome, Skip, Unseen, fail, finding, info, warn
 from kvops.diag.parsers import rdma, sysfs, tools
@@ -866,22 +867,11 @@ def rdma_protocol(device: RdmaDevice) -> Iterator[Finding]:
     kind="X",
 )
 def kernel_drift(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
-    versions: dict[str, list[str]] = {}
-    seen: dict[str, Evidence] = {}
+    versions = Groups()
     for host in nodes:
         if host.kernel:
-            versions.setdefault(host.kernel, []).append(host.name)
-            seen.setdefault(host.kernel, host.at("/proc/sys/kernel/osrelease", host.kernel))
-    if len(versions) > 1:
-        usual = max(versions, key=lambda v: len(versions[v]))
-        for version, names in versions.items():
-            if version != usual:
-                yield info(
-                    ", ".join(names[:8]),
-                    f"kernel {version}",
-                    f"{usual}, as {len(versions[usual])} others",
-                    evidence=[seen[version], seen[usual]],
-                )
+            versions.add(host.kernel, host.name, host.at("/proc/sys/kernel/osrelease", host.kernel))
+    yield from versions.odd_ones(Outcome.INFO, says=lambda version: f"kernel {version}")
 
 
 @check(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from kvops.diag.compare import Groups
 from kvops.diag.facts import HostFacts, Port, Target, attempt
 from kvops.diag.model import Finding, Outcome, Skip, Unseen, fail, finding, info, warn
 from kvops.diag.parsers import ethtool, rdma, sysfs, tools
@@ -466,36 +467,25 @@ def pkey_membership(port: Port) -> Iterator[Finding]:
     kind="X",
 )
 def ib_sl(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
-    levels: dict[str, list[str]] = {}
-    seen = False
+    levels = Groups()
     for host in nodes:
         if not any(port.is_infiniband for port in attempt(lambda: host.ports) or ()):
             continue
         for target in host.targets:
             environ = attempt(lambda: target.environ)
             if environ is not None:
-                seen = True
-                levels.setdefault(environ.get("MC_IB_SL", "0 (default)"), []).append(
-                    f"{host.name} {target.name}"
+                level = environ.get("MC_IB_SL", "0 (default)")
+                levels.add(
+                    level, f"{host.name} {target.name}", target.evidence("environ", f"MC_IB_SL={level}")
                 )
-    if not seen:
+    if not levels:
         raise Skip("no InfiniBand target")
-    yield from _odd_ones(levels, "MC_IB_SL", "export the same MC_IB_SL everywhere")
-
-
-def _odd_ones(groups: dict[str, list[str]], name: str, fix: str) -> Iterator[Finding]:
-    if len(groups) < 2:
-        return
-    usual = max(groups, key=lambda value: len(groups[value]))
-    for value, who in groups.items():
-        if value != usual:
-            yield warn(
-                ", ".join(who[:8]),
-                f"{name} {value}",
-                f"{usual}, as {len(groups[usual])} others",
-                fix=fix,
-                persists=True,
-            )
+    yield from levels.odd_ones(
+        Outcome.WARN,
+        says=lambda level: f"MC_IB_SL {level}",
+        fix=lambda usual: "export the same MC_IB_SL everywhere",
+        persists=True,
+    )
 
 
 def _bond_names(host: HostFacts) -> list[str]:

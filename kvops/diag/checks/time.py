@@ -82,6 +82,7 @@ def skew_nodes(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
             f"within {SPREAD_WARN_S * 1e3:.0f} ms",
             fix="chronyc makestep on both",
             persists=True,
+            evidence=[h.said("chronyc", "tracking") for h in nodes if h.name in (first, last)],
         )
 
 
