@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from kvops.diag.checks.driver import _uses_cm
 from kvops.diag.facts import Gid, GidUse, HostFacts, Port, attempt
 from kvops.diag.model import Evidence, Finding, Outcome, Skip, Unseen, fail, finding, info, warn
+from kvops.diag.parsers import rdma
 from kvops.diag.registry import Per, check
 from kvops.host import Sight
 
@@ -119,6 +120,9 @@ def index_empty(use: GidUse) -> Iterator[Finding]:
     if refused:
         free = any(slot.empty for slot in gids)
         why = "; an old entry is still held by queue pairs" if free else "; the table is full"
+        said = attempt(lambda: rdma.parse_holders(host.command("rdma", "resource", "show", "qp"))) or {}
+        who = sorted(said.get((port.device.name, port.number), {}))
+        why += f" of {', '.join(who[:4])}" if free and who else ""
     yield fail(
         use.label,
         f"{use.variable}={use.index}, an empty slot{why}",
@@ -126,7 +130,11 @@ def index_empty(use: GidUse) -> Iterator[Finding]:
         fix=f"unset {use.variable} and restart the process"
         + ("; rdma resource show qp names the holders" if refused else ""),
         persists=True,
-        evidence=[*use.evidence(), *(host.log_evidence(line) for line in refused[:1])],
+        evidence=[
+            *use.evidence(),
+            *(host.log_evidence(line) for line in refused[:1]),
+            host.said("rdma", "resource", "show", "qp") if refused else None,
+        ],
     )
 
 

@@ -35,6 +35,20 @@ def siblings(port: Port) -> list[Port]:
     return [p for p in others if attempt(lambda: p.device.text("board_id")) == board]
 
 
+def _mlxlink_argvs(port: Port) -> list[tuple[str, ...]]:
+    names = {port.device.name, port.netdev_name or "", port.device.pci.bdf if port.device.pci else ""}
+    return [argv for argv in port.host.argvs("mlxlink") if names & set(argv[1:])]
+
+
+def _mlxlink(port: Port) -> dict[str, str]:
+    """What mlxlink says of the port; nothing if it was not asked or refused."""
+    for argv in _mlxlink_argvs(port):
+        labels = attempt(lambda: tools.parse_mlxlink(port.host.command(*argv)))
+        if labels:
+            return labels
+    return {}
+
+
 @check(
     "link.port_state",
     title="The port is up",
@@ -76,6 +90,9 @@ def port_state(port: Port) -> Iterator[Finding]:
             else "check cable, optic, switch port"
         )
         cause = ""
+    advice = _mlxlink(port).get("recommendation", "")
+    if advice and advice != "No issue was observed":
+        cause += f"; the firmware says: {advice}"
     yield fail(
         port.label,
         f"{state[0]}: {state[1]}" + (f", {phys[0]}: {phys[1]}" if phys else "") + cause,
@@ -311,8 +328,7 @@ def symbol_errors(port: Port) -> Iterator[Finding]:
 )
 def ber(port: Port) -> Iterator[Finding]:
     host = port.host
-    names = [port.device.name, port.netdev_name or "", port.device.pci.bdf if port.device.pci else ""]
-    argvs = [argv for argv in host.argvs("mlxlink") if set(names) & set(argv)]
+    argvs = _mlxlink_argvs(port)
     if not argvs:
         raise Unseen(f"mlxlink of {port.label}", host.why_not("mlxlink"))
     labels = tools.parse_mlxlink(host.command(*argvs[0]))
