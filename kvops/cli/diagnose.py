@@ -64,7 +64,13 @@ class Diagnose(options.Group):
 @click.option(
     "--diff", "older", type=PATH, metavar="JSON", help="Show what changed since this earlier -o json."
 )
-@click.option("--probe", "probes", multiple=True, metavar="NAME", help="Send a few packets: icmp, mtu, tcp.")
+@click.option(
+    "--probe",
+    "probes",
+    multiple=True,
+    metavar="NAME",
+    help="Send a few packets: icmp, mtu, tcp, arp; or ask: cloud.",
+)
 @click.option("--peer", "peers", multiple=True, metavar="ADDRESS", help="Whom to probe (HOST:PORT for tcp).")
 @click.option(
     "--textfile", type=PATH, metavar="FILE", help="Write outcomes for node-exporter's textfile folder."
@@ -169,7 +175,7 @@ def _probes(names: Sequence[str], peers: Sequence[str]) -> dict[str, list[str]]:
     for name in names:
         if name not in PROBES:
             raise UsageError(f"there is no probe {name!r}", fix=f"choose from: {', '.join(PROBES)}")
-    if names and not peers:
+    if set(names) & {"icmp", "mtu", "tcp"} and not peers:
         raise UsageError("--probe needs somebody to probe", fix="give --peer ADDRESS (HOST:PORT for tcp)")
     tcp = [peer for peer in peers if "tcp" in names and peer.count(":") == 1]
     return {"probes": list(names), "peers": [peer for peer in peers if peer not in tcp], "tcp": tcp}
@@ -461,7 +467,7 @@ def path_command(
     results = run(nodes, select(skip=("probe",)))
     if out.human:
         for node in nodes:
-            out.line(f"{node.name}  {path_text(node.name, results)}")
+            out.line(f"{node.name}  {path_text(node, results)}")
     took_s = max(time.monotonic() - began - window_ms / 1000 * bool(unreached or not nodes), 0.0)
     return _show(out, nodes, results, took_s=took_s, fail_on="fail", unreached=unreached)
 
