@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvops.cli import options
+from kvops.cli.diagnose_matrix import HOST_TIMEOUT_S_DEFAULT, make_plan, probe_options
+from kvops.cli.diagnose_matrix import command as matrix_command
+from kvops.cli.hosts import SshSaid, find_inventory, find_logins, ssh_options
 from kvops.cli.options import DURATION_MS, PATH, Settings
 from kvops.cli.output import Column, Output
 from kvops.errors import UsageError
@@ -17,11 +20,13 @@ from kvops.files import default_state_dir
 
 if TYPE_CHECKING:
     from kvops.diag.facts import HostFacts
+    from kvops.diag.matrix import Matrix
     from kvops.diag.model import Result
+    from kvops.diag.probes import Plan
+    from kvops.host import SshLogin
 
 FORMATS: Final = (*options.FORMATS, "junit", "md", "html")
 WINDOW_MS_DEFAULT: Final = 10_000
-HOST_TIMEOUT_S_DEFAULT: Final = 30.0  # of one host, the window not counted
 
 
 class Diagnose(options.Group):
@@ -64,15 +69,21 @@ class Diagnose(options.Group):
 @click.option(
     "--diff", "older", type=PATH, metavar="JSON", help="Show what changed since this earlier -o json."
 )
-@click.option("--probe", "probes", multiple=True, metavar="NAME", help="Send a few packets: icmp, mtu, tcp.")
-@click.option("--peer", "peers", multiple=True, metavar="ADDRESS", help="Whom to probe (HOST:PORT for tcp).")
+@click.option(
+    "--probe",
+    "probes",
+    multiple=True,
+    metavar="NAME",
+    help="Send packets. With --peer: icmp, mtu, tcp. Between hosts: those of kvops diagnose matrix.",
+)
+@click.option(
+    "--peer", "peers", multiple=True, metavar="ADDRESS", help="Whom this host probes (HOST:PORT for tcp)."
+)
 @click.option(
     "--textfile", type=PATH, metavar="FILE", help="Write outcomes for node-exporter's textfile folder."
 )
-@click.option("--user", metavar="NAME", help="User for SSH.")
-@click.option("--ssh-port", type=click.IntRange(1, 65535), default=22, help="Port for SSH.")
-@click.option("--ssh-key", type=PATH, metavar="FILE", help="Private key for SSH.")
-@click.option("--known-hosts", type=PATH, metavar="FILE", help="Known host keys (the user's own by default).")
+@ssh_options
+@probe_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -90,10 +101,11 @@ def command(
     probes: Sequence[str],
     peers: Sequence[str],
     textfile: Path | None,
-    user: str | None,
-    ssh_port: int,
-    ssh_key: Path | None,
-    known_hosts: Path | None,
+    ssh: SshSaid,
+    yes: bool,
+    rate_bps: int | None,
+    stream_ms: int,
+    probe_port: int | None,
 ) -> int:
     r"""
     The whole RDMA path: NIC, PCIe, NUMA, memory, GID, routes, MTU, priorities, counters, containers.
@@ -106,34 +118,48 @@ def command(
       kvops diagnose
       kvops diagnose --collect host.tar.gz && kvops diagnose --from host.tar.gz -o html > host.html
       kvops diagnose --host gpu-[041-048] --like gpu-[001-040]
+      kvops diagnose --inventory fleet.yaml --host role=store --probe tcp,udp,mtu,latency
     """
     if ctx.invoked_subcommand is not None:
         return 0
-    from kvops.cli.units import split_list
     from kvops.diag.runner import run, select
 
     settings: Settings = ctx.obj
     out = Output(settings)
     selected = select(_split(only), _split(skip))
     profile = _profile(profile_file)
-    wanted = _probes(_split(probes), _split(peers))
+    fleet = bool(hosts) or ssh.inventory is not None
+    if fleet and peers:
+        raise UsageError("--peer is for probes of this host alone", fix="leave --peer or --host out")
+    wanted = {} if fleet else _probes(_split(probes), _split(peers))
     began = time.monotonic()
-    ssh = {"user": user, "port": ssh_port, "key_file": ssh_key, "known_hosts": known_hosts}
     window_s = window_ms / 1000
     unreached: list[tuple[str, str]] = []
+    matrix: Matrix | None = None
     if source is not None:
-        if hosts or collect is not None:
+        if fleet or collect is not None:
             raise UsageError("--from cannot be used with --host or --collect", fix="leave one of them out")
         nodes = _load(source)
         waited_s = 0.0
-    elif hosts:
-        nodes, unreached = _fleet(split_list(hosts), ssh, window_s, settings, collect)
+    elif fleet:
+        logins = find_logins(settings, hosts, ssh)
+        plan = None
+        if probes:
+            plan = make_plan(
+                probes,
+                hosts=len(logins),
+                rate_bps=rate_bps,
+                stream_ms=stream_ms,
+                probe_port=probe_port,
+                yes=yes,
+            )
+        nodes, unreached, matrix = _fleet(logins, window_s, settings, collect, plan, out)
         waited_s = window_s
     else:
         nodes = [_local(window_s, pids, collect, wanted)]
         waited_s = window_s
     if likes:
-        more, missing = _likes(split_list(likes), ssh, window_s, settings)
+        more, missing, _ = _some(likes, ssh, window_s, settings, out)
         nodes += more
         unreached += missing
     for node in nodes:
@@ -146,7 +172,7 @@ def command(
         _write_textfile(textfile, results)
     if older is not None:
         return _show_changes(out, nodes, results, older)
-    return _show(out, nodes, results, took_s=took_s, fail_on=fail_on, unreached=unreached)
+    return _show(out, nodes, results, took_s=took_s, fail_on=fail_on, unreached=unreached, matrix=matrix)
 
 
 def _state_dir(settings: Settings) -> Path:
@@ -168,7 +194,10 @@ def _probes(names: Sequence[str], peers: Sequence[str]) -> dict[str, list[str]]:
 
     for name in names:
         if name not in PROBES:
-            raise UsageError(f"there is no probe {name!r}", fix=f"choose from: {', '.join(PROBES)}")
+            raise UsageError(
+                f"this host alone has no probe {name!r}",
+                fix=f"choose from: {', '.join(PROBES)}; or see kvops diagnose matrix --help",
+            )
     if names and not peers:
         raise UsageError("--probe needs somebody to probe", fix="give --peer ADDRESS (HOST:PORT for tcp)")
     tcp = [peer for peer in peers if "tcp" in names and peer.count(":") == 1]
@@ -244,39 +273,84 @@ def _local(
 
 
 def _fleet(
-    hosts: Sequence[str], ssh: dict[str, Any], window_s: float, settings: Settings, collect: Path | None
-) -> tuple[list[HostFacts], list[tuple[str, str]]]:
+    logins: Sequence[SshLogin],
+    window_s: float,
+    settings: Settings,
+    collect: Path | None,
+    plan: Plan | None,
+    out: Output,
+) -> tuple[list[HostFacts], list[tuple[str, str]], Matrix | None]:
+    """Collect hosts, and probe between them if there is a plan; what probes found is part of what is seen."""
     from kvops.diag.facts import HostFacts
     from kvops.diag.fleet import gather
     from kvops.diag.snapshot import from_files, save
 
-    answers = gather(hosts, window_s=window_s, timeout_s=settings.timeout_s(HOST_TIMEOUT_S_DEFAULT), **ssh)
+    timeout_s = settings.timeout_s(HOST_TIMEOUT_S_DEFAULT)
+    answers = gather(logins, window_s=window_s, timeout_s=timeout_s)
+    matrix: Matrix | None = None
+    found: dict[str, list[dict[str, Any]]] = {}
+    if plan is not None:
+        from kvops.diag.matrix import records
+        from kvops.diag.probes import run_matrix
+
+        alive = {answer.name for answer in answers if answer.files is not None}
+        reached = [login for login in logins if login.name in alive]
+        if reached:
+            matrix = run_matrix(reached, plan, timeout_s=timeout_s, note=out.note)
+            found = records(matrix)
     nodes, unreached = [], []
     for answer in answers:
         if answer.files is None:
             unreached.append((answer.name, answer.error))
             continue
+        if found.get(answer.name):
+            _add_records(answer.files, found[answer.name])
         nodes.append(HostFacts(from_files(answer.files, answer.name)[0], name=answer.name))
         if collect is not None:
             save(answer.files, collect / answer.name)
-    return nodes, unreached
+    return nodes, unreached + (matrix.unreached if matrix is not None else []), matrix
 
 
-def _likes(
-    names: Sequence[str], ssh: dict[str, Any], window_s: float, settings: Settings
-) -> tuple[list[HostFacts], list[tuple[str, str]]]:
-    """Hosts that work: saved ones where such a path exists, else over SSH."""
+def _add_records(files: dict[str, bytes], records: Sequence[dict[str, Any]]) -> None:
+    """Into a snapshot's meta.json: a month later ``--from`` judges the same."""
+    import json
+
+    meta = json.loads(files["meta.json"])
+    meta["probes"] = [*(meta.get("probes") or []), *records]
+    files["meta.json"] = json.dumps(meta, indent=1, sort_keys=True).encode()
+
+
+def _some(
+    words: Sequence[str],
+    ssh: SshSaid,
+    window_s: float,
+    settings: Settings,
+    out: Output,
+    plan: Plan | None = None,
+) -> tuple[list[HostFacts], list[tuple[str, str]], Matrix | None]:
+    """Hosts as they were saved where such a path exists, else over SSH."""
+    from kvops.ranges import split_list
+
     nodes: list[HostFacts] = []
     remote = []
-    for name in names:
-        if Path(name).exists():
-            nodes += _load(Path(name))
+    for word in split_list(words):
+        # A path is meant where one is written; a folder that happens to be called like a host is not.
+        if Path(word).exists() and ("/" in word or not _known(settings, ssh, word)):
+            nodes += _load(Path(word))
         else:
-            remote.append(name)
+            remote.append(word)
     if not remote:
-        return nodes, []
-    more, unreached = _fleet(remote, ssh, window_s, settings, None)
-    return nodes + more, unreached
+        if plan is not None:
+            raise UsageError("saved snapshots cannot be probed", fix="name hosts, or leave --probe out")
+        return nodes, [], None
+    more, unreached, matrix = _fleet(find_logins(settings, remote, ssh), window_s, settings, None, plan, out)
+    return nodes + more, unreached, matrix
+
+
+def _known(settings: Settings, ssh: SshSaid, word: str) -> bool:
+    """Whether the inventory, if there is one, has it."""
+    inventory = find_inventory(settings, ssh)
+    return inventory is not None and (word in inventory.hosts or word in inventory.groups)
 
 
 def _show(
@@ -287,10 +361,15 @@ def _show(
     took_s: float,
     fail_on: str,
     unreached: Sequence[tuple[str, str]],
+    matrix: Matrix | None = None,
 ) -> int:
     from kvops.diag import render, report
 
     code = report.exit_code(results, fail_on=fail_on)
+    if matrix is not None and code == 0:
+        from kvops.cli.diagnose_matrix import exit_code
+
+        code = exit_code(matrix)
     if unreached and code == 0:
         code = 3
     kind = out.format  # a table that goes into a pipe is TSV
@@ -299,6 +378,10 @@ def _show(
         document["exit_code"] = code
         document["took_s"] = round(took_s, 3)
         document["unreached"] = [{"host": name, "reason": reason} for name, reason in unreached]
+        if matrix is not None:
+            from kvops.diag.matrix import document as matrix_document
+
+            document["matrix"] = matrix_document(matrix)
         if kind == "json":
             out.document(document)
         else:
@@ -309,7 +392,12 @@ def _show(
     elif kind == "md":
         click.echo(render.markdown(nodes, results, took_s=took_s), nl=False)
     elif kind == "html":
-        click.echo(render.page(nodes, results, took_s=took_s), nl=False)
+        page = render.page(nodes, results, took_s=took_s)
+        if matrix is not None:
+            from kvops.diag.render_matrix import section
+
+            page = page.replace("</body>", f"{section(matrix)}</body>")
+        click.echo(page, nl=False)
     elif kind == "name":
         for name in dict.fromkeys(r.check for r in results if r.outcome in ("fail", "warn")):
             click.echo(name)
@@ -323,6 +411,15 @@ def _show(
             style=lambda text, color: out.style(text, fg=color, bold=True),
         ):
             out.line(line)
+        if matrix is not None:
+            from kvops.diag.render_matrix import lines
+
+            for line in lines(
+                matrix,
+                wide=out.format == "wide",
+                style=lambda text, color: out.style(text, fg=color, bold=True),
+            ):
+                out.line(line)
         for name, reason in unreached:
             out.line(out.style(f"UNREACHED  {name}: {render.safe(reason)}", fg="yellow"))
         if kind == "tsv":
@@ -429,41 +526,53 @@ def profile_diff(settings: Settings, profile_file: Path, source: Path | None) ->
 @click.option(
     "--window", "window_ms", type=DURATION_MS, default=WINDOW_MS_DEFAULT, help="Time between two samples."
 )
-@click.option("--user", metavar="NAME", help="User for SSH.")
-@click.option("--ssh-port", type=click.IntRange(1, 65535), default=22, help="Port for SSH.")
-@click.option("--ssh-key", type=PATH, metavar="FILE", help="Private key for SSH.")
-@click.option("--known-hosts", type=PATH, metavar="FILE", help="Known host keys (the user's own by default).")
+@click.option(
+    "--probe",
+    "probes",
+    multiple=True,
+    metavar="NAME",
+    help="Probe both ways, too: tcp, udp, icmp, mtu, latency, bandwidth, verbs …",
+)
+@ssh_options
+@probe_options
 @click.pass_obj
 def path_command(
     settings: Settings,
     first: str,
     second: str,
     window_ms: int,
-    user: str | None,
-    ssh_port: int,
-    ssh_key: Path | None,
-    known_hosts: Path | None,
+    probes: Sequence[str],
+    ssh: SshSaid,
+    yes: bool,
+    rate_bps: int | None,
+    stream_ms: int,
+    probe_port: int | None,
 ) -> int:
     r"""
-    The way between two hosts, hop by hop: hosts over SSH, or saved snapshots.
+    The way between two hosts, hop by hop: hosts over SSH, or saved snapshots; probed both ways with --probe.
 
     \b
     Example:
       kvops diagnose path gpu-041 gpu-003
+      kvops diagnose path gpu-041 gpu-003 --probe tcp,icmp,mtu,latency
     """
     from kvops.diag.report import path_text
     from kvops.diag.runner import run, select
 
     out = Output(settings)
     began = time.monotonic()
-    ssh = {"user": user, "port": ssh_port, "key_file": ssh_key, "known_hosts": known_hosts}
-    nodes, unreached = _likes([first, second], ssh, window_ms / 1000, settings)
-    results = run(nodes, select(skip=("probe",)))
+    plan = None
+    if probes:
+        plan = make_plan(
+            probes, hosts=2, rate_bps=rate_bps, stream_ms=stream_ms, probe_port=probe_port, yes=yes
+        )
+    nodes, unreached, matrix = _some([first, second], ssh, window_ms / 1000, settings, out, plan)
+    results = run(nodes, select(skip=() if probes else ("probe",)))
     if out.human:
         for node in nodes:
             out.line(f"{node.name}  {path_text(node.name, results)}")
     took_s = max(time.monotonic() - began - window_ms / 1000 * bool(unreached or not nodes), 0.0)
-    return _show(out, nodes, results, took_s=took_s, fail_on="fail", unreached=unreached)
+    return _show(out, nodes, results, took_s=took_s, fail_on="fail", unreached=unreached, matrix=matrix)
 
 
 @command.command("watch")
@@ -521,3 +630,6 @@ def mute_command(settings: Settings, patterns: Sequence[str], duration_ms: int, 
     rows = [{"check": name, "until": until.isoformat(timespec="seconds"), "reason": reason} for name in names]
     Output(settings).rows("mutes", [Column("check"), Column("until"), Column("reason")], rows)
     return 0
+
+
+command.add_command(matrix_command)

@@ -1,0 +1,172 @@
+"""``kvops diagnose matrix``: probes between all pairs of hosts, with the odd ones out named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kvops.cli import options
+from kvops.cli.hosts import SshSaid, find_logins, ssh_options
+from kvops.cli.options import DURATION_MS, RATE_BPS, Settings
+from kvops.cli.output import Column, Output
+
+if TYPE_CHECKING:
+    from kvops.diag.matrix import Matrix
+    from kvops.diag.probes import Plan
+    from kvops.host import SshLogin
+
+FORMATS: Final = (*options.FORMATS, "html")
+HOST_TIMEOUT_S_DEFAULT: Final = 30.0
+
+
+def probe_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """How hard to probe: the options of every command that does."""
+    for option in (
+        click.option("--yes", is_flag=True, help="Fill links, too, that carry traffic already."),
+        click.option(
+            "--rate", "rate_bps", type=RATE_BPS, help="Limit of one bandwidth stream (none by default)."
+        ),
+        click.option(
+            "--seconds", "stream_ms", type=DURATION_MS, default=1_000, help="Length of one bandwidth stream."
+        ),
+        click.option(
+            "--probe-port",
+            type=click.IntRange(1, 65535),
+            help="Port that probes use on every host (any free one).",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def make_plan(
+    names: Sequence[str],
+    *,
+    hosts: int,
+    rate_bps: int | None,
+    stream_ms: int,
+    probe_port: int | None,
+    yes: bool,
+) -> Plan:
+    """The plan of these options. Raises UsageError."""
+    from kvops.diag.probes import Plan, checked
+    from kvops.errors import UsageError
+
+    if not 200 <= stream_ms <= 30_000:
+        raise UsageError("--seconds is the length of a stream", fix="give 200ms to 30s")
+    return Plan(
+        probes=checked([n for name in names for n in name.split(",") if n], hosts=hosts),
+        seconds=stream_ms / 1000,
+        rate_gbps=rate_bps / 1e9 if rate_bps else None,
+        port=probe_port or 0,
+        force=yes,
+    )
+
+
+@options.command("matrix", formats=FORMATS)
+@click.option(
+    "--host", "hosts", multiple=True, metavar="HOST", help="Two or more: gpu-[001-008], a group, role=store."
+)
+@click.option(
+    "--probe",
+    "probes",
+    multiple=True,
+    metavar="NAME",
+    help="tcp, udp, icmp, mtu, latency (these by default), bandwidth, incast, verbs, memory, register.",
+)
+@ssh_options
+@probe_options
+@click.pass_obj
+def command(
+    settings: Settings,
+    hosts: Sequence[str],
+    probes: Sequence[str],
+    ssh: SshSaid,
+    yes: bool,
+    rate_bps: int | None,
+    stream_ms: int,
+    probe_port: int | None,
+) -> int:
+    r"""
+    Probe between all pairs of interfaces of hosts; without hosts, memory and registration of this one.
+
+    Sends little, unless bandwidth or incast is named: these fill links, and are refused while a link carries
+    more than a tenth of its rate. TCP speed from Python finds who is slower than the others, not what a fast
+    NIC can do; verbs with bandwidth does. Exit code 1: somebody stands out. 3: somebody could not be asked.
+
+    \b
+    Examples:
+      kvops diagnose matrix --host gpu-[041-048]
+      kvops diagnose matrix --host prefill --probe tcp,latency,bandwidth --rate 5Gbit/s -o html > matrix.html
+      kvops diagnose matrix --probe memory,register
+    """
+    out = Output(settings)
+    logins: list[SshLogin] = []
+    if hosts or ssh.inventory is not None:
+        logins = find_logins(settings, hosts, ssh)
+    plan = make_plan(
+        probes, hosts=len(logins), rate_bps=rate_bps, stream_ms=stream_ms, probe_port=probe_port, yes=yes
+    )
+    from kvops.diag.probes import run_matrix
+
+    matrix = run_matrix(logins, plan, timeout_s=settings.timeout_s(HOST_TIMEOUT_S_DEFAULT), note=out.note)
+    show(out, matrix)
+    return exit_code(matrix)
+
+
+def exit_code(matrix: Matrix) -> int:
+    """1 if somebody stands out, 3 if something could not be seen, else 0."""
+    from kvops.diag.matrix import odd_ones
+
+    if odd_ones(matrix):
+        return 1
+    return 3 if matrix.unreached or any(cell.unseen for cell in matrix.cells) else 0
+
+
+def show(out: Output, matrix: Matrix) -> None:
+    """In whatever format."""
+    from kvops.diag import matrix as pure
+    from kvops.diag import render_matrix
+    from kvops.diag.render import safe
+
+    if out.format == "json":
+        out.document({**pure.document(matrix), "exit_code": exit_code(matrix)})
+    elif out.format == "jsonl":
+        for cell in matrix.cells:
+            out.raw_json({"schema": 1, **cell.as_json()})
+    elif out.format == "html":
+        click.echo(render_matrix.page(matrix), nl=False)
+    elif out.format == "name":
+        for odd in pure.odd_ones(matrix):
+            click.echo(odd.name)
+    else:
+        for line in render_matrix.lines(
+            matrix,
+            wide=out.format == "wide",
+            style=lambda text, color: out.style(text, fg=color, bold=True),
+        ):
+            out.line(line)
+        for name, reason in matrix.unreached:
+            out.line(out.style(f"UNREACHED  {name}: {safe(reason)}", fg="yellow"))
+        if out.format == "tsv" and matrix.cells:
+            rows = [{**cell.as_json(), "rtt_p50_us": (cell.rtt_us or {}).get("p50")} for cell in matrix.cells]
+            keys = (
+                "source",
+                "source_netdev",
+                "target",
+                "target_netdev",
+                "tcp",
+                "udp",
+                "icmp",
+                "verbs",
+                "rtt_p50_us",
+                "jitter_us",
+                "loss_percent",
+                "path_mtu",
+                "gbps",
+                "verbs_gbps",
+                "unseen",
+            )
+            out.table([Column(key) for key in keys], rows)
