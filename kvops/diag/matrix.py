@@ -54,7 +54,17 @@ class Cell:
     @property
     def name(self) -> str:
         """``a eth1 → b eth1``."""
-        return f"{self.source} {self.source_netdev} → {self.target} {self.target_netdev}"
+        return f"{self.source_end} → {self.target_end}"
+
+    @property
+    def source_end(self) -> str:
+        """``a eth1``."""
+        return f"{self.source} {self.source_netdev}"
+
+    @property
+    def target_end(self) -> str:
+        """``b eth1``."""
+        return f"{self.target} {self.target_netdev}"
 
     @property
     def reached(self) -> bool | None:
@@ -85,7 +95,7 @@ class Matrix:
 class Odd:
     """One host, interface or pair that is not like the others."""
 
-    kind: str  # host, sender, receiver, pair, NUMA node
+    kind: str  # host, interface, sender, receiver, pair, NUMA node
     name: str
     metric: str
     observed: str
@@ -94,12 +104,6 @@ class Odd:
     def as_json(self) -> dict[str, str]:
         """For JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
-
-
-_SIDES: tuple[tuple[str, Callable[[Cell], str]], ...] = (
-    ("sender", lambda c: c.source),
-    ("receiver", lambda c: c.target),
-)
 
 
 def rounds(count: int) -> list[list[tuple[int, int]]]:
@@ -169,7 +173,20 @@ def odd_ones(matrix: Matrix) -> list[Odd]:
         found += _unlike(
             cells, metric, read, lambda own, others: own < BANDWIDTH_SHARE_MIN * others, "Gbit/s"
         )
-    found += _mtus(cells)
+    usual = _usual_mtu(cells)
+    found += _unlike(cells, "path MTU", lambda c: c.path_mtu, lambda own, _: own < usual, "B")
+    # Two hosts have no others to be unlike: their own interfaces say what should pass.
+    found += [
+        Odd(
+            kind="pair",
+            name=c.name,
+            metric="path MTU",
+            observed=f"{c.path_mtu} B",
+            expected=f"{max(map(int, c.mtu_steps))} B, as the interface",
+        )
+        for c in cells
+        if len(matrix.hosts) == 2 and c.mtu_steps and (c.path_mtu or 0) < max(map(int, c.mtu_steps))
+    ]
     found += [
         Odd(
             kind="pair",
@@ -196,22 +213,33 @@ def odd_ones(matrix: Matrix) -> list[Odd]:
     return found[:ODD_MAX]
 
 
+def _groups(cells: Iterable[Cell], key: Callable[[Cell], tuple[str, ...]]) -> dict[str, list[Cell]]:
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        for name in key(cell):
+            groups.setdefault(name, []).append(cell)
+    return groups
+
+
+# Who may be to blame, the widest first: (kind, what it does, whose name).
+_VIEWS: tuple[tuple[str, str, Callable[[Cell], tuple[str, ...]]], ...] = (
+    ("host", "answers nobody and is answered by nobody", lambda c: (c.source, c.target)),
+    ("interface", "answers nobody and is answered by nobody", lambda c: (c.source_end, c.target_end)),
+    ("receiver", "is reached by nobody", lambda c: (c.target,)),
+    ("receiver", "is reached by nobody", lambda c: (c.target_end,)),
+    ("sender", "reaches nobody", lambda c: (c.source,)),
+    ("sender", "reaches nobody", lambda c: (c.source_end,)),
+)
+
+
 def _unreached(matrix: Matrix) -> Iterator[Odd]:
-    """Hosts that nobody reaches, or that reach nobody; then interfaces; then pairs."""
-    tried = [c for c in matrix.cells if c.reached is not None]
+    """Hosts, then interfaces, that nothing passes by while the others work; then pairs."""
+    # On a rail-only fabric other rails do not answer by design: xnode.rail_connectivity judges that.
+    tried = [c for c in matrix.cells if c.reached is not None and c.same_rail]
     told: set[int] = set()
-    views: tuple[tuple[str, str, Callable[[Cell], str]], ...] = (
-        ("host", "reached by", lambda c: c.target),
-        ("host", "reaches", lambda c: c.source),
-        ("receiver", "reached by", lambda c: f"{c.target} {c.target_netdev}"),
-        ("sender", "reaches", lambda c: f"{c.source} {c.source_netdev}"),
-    )
-    for kind, word, key in views:
-        groups: dict[str, list[Cell]] = {}
-        for cell in tried:
-            groups.setdefault(key(cell), []).append(cell)
-        for name, cells in groups.items():
-            others = [c for c in tried if key(c) != name]
+    for kind, word, key in _VIEWS:
+        for name, cells in _groups(tried, key).items():
+            others = [c for c in tried if name not in key(c)]
             if (
                 all(c.reached is False for c in cells)
                 and any(c.reached for c in others)
@@ -222,21 +250,19 @@ def _unreached(matrix: Matrix) -> Iterator[Odd]:
                     kind=kind,
                     name=name,
                     metric="reachability",
-                    observed=f"{word} nobody: {cells[0].error or 'no answer'}",
-                    expected=f"all {len(cells)}",
+                    observed=f"{word}: {cells[0].error or 'no answer'}",
+                    expected=f"an answer on all of {len(cells)} ways",
                 )
-    # On a rail-only fabric other rails do not answer by design: xnode.rail_connectivity judges that.
     for cell in tried:
-        if cell.same_rail and id(cell) not in told:
-            silent = [way for way in REACH if getattr(cell, way) is False]
-            if silent:
-                yield Odd(
-                    kind="pair",
-                    name=cell.name,
-                    metric="reachability",
-                    observed=f"no answer by {', '.join(silent)}" + (f": {cell.error}" if cell.error else ""),
-                    expected="an answer",
-                )
+        silent = [way for way in REACH if getattr(cell, way) is False]
+        if silent and id(cell) not in told:
+            yield Odd(
+                kind="pair",
+                name=cell.name,
+                metric="reachability",
+                observed=f"no answer by {', '.join(silent)}" + (f": {cell.error}" if cell.error else ""),
+                expected="an answer",
+            )
 
 
 def _unlike(
@@ -246,34 +272,36 @@ def _unlike(
     bad: Callable[[float, float], bool],
     unit: str,
 ) -> Iterator[Odd]:
-    """Senders and receivers whose median is bad against the others'; else single pairs against all."""
-    seen = [(c, value) for c in cells if (value := read(c)) is not None]
-    named: set[str] = set()
-    for kind, key in _SIDES:
-        groups: dict[str, list[float]] = {}
-        for cell, value in seen:
-            groups.setdefault(key(cell), []).append(value)
+    """Those whose median is bad against the others'; each cell is told once, by the widest that is bad."""
+    seen = {id(c): (c, value) for c in cells if (value := read(c)) is not None}
+    if len(seen) < 3:
+        return
+    told: set[int] = set()
+    views = [(kind, key) for kind, _, key in _VIEWS if kind != "interface" or _has_rails(cells)]
+    for kind, key in views:
+        groups = _groups((c for c, _ in seen.values()), key)
         if len(groups) < 3:
             continue
-        for name, values in groups.items():
-            others = [value for cell, value in seen if name not in (cell.source, cell.target)]
-            if not others:
-                continue
-            own, rest = statistics.median(values), statistics.median(others)
-            if bad(own, rest):
-                named.add(name)
+        for name, own in groups.items():
+            rest = [value for c, value in seen.values() if name not in key(c)]
+            mine = [seen[id(c)][1] for c in own]
+            # All of them: the median of a host's ways is bad, too, where only what it sends is.
+            if (
+                rest
+                and not all(id(c) in told for c in own)
+                and all(bad(value, statistics.median(rest)) for value in mine)
+            ):
+                told.update(id(c) for c in own)
                 yield Odd(
                     kind=kind,
                     name=name,
                     metric=metric,
-                    observed=f"{own:.4g} {unit} as {kind}",
-                    expected=f"{rest:.4g} {unit}, as the others",
+                    observed=f"{statistics.median(mine):.4g} {unit}",
+                    expected=f"{statistics.median(rest):.4g} {unit}, as the others",
                 )
-    if len(seen) < 3:
-        return
-    middle = statistics.median(value for _, value in seen)
-    for cell, value in seen:
-        if bad(value, middle) and not {cell.source, cell.target} & named:
+    middle = statistics.median(value for _, value in seen.values())
+    for cell, value in seen.values():
+        if bad(value, middle) and id(cell) not in told:
             yield Odd(
                 kind="pair",
                 name=cell.name,
@@ -283,36 +311,17 @@ def _unlike(
             )
 
 
-def _mtus(cells: Sequence[Cell]) -> Iterator[Odd]:
-    values = [c.path_mtu for c in cells if c.path_mtu is not None]
-    if not values:
-        return
-    usual = statistics.mode(values)
-    for kind, key in _SIDES[::-1]:
-        groups: dict[str, list[int]] = {}
-        for cell in cells:
-            if cell.path_mtu is not None:
-                groups.setdefault(key(cell), []).append(cell.path_mtu)
-        odd = {n: vs for n, vs in groups.items() if len(groups) > 2 and all(v < usual for v in vs)}
-        if odd:
-            for name, mtus in odd.items():
-                yield Odd(
-                    kind=kind,
-                    name=name,
-                    metric="path MTU",
-                    observed=f"{max(mtus)} B as {kind}",
-                    expected=f"{usual} B, as most",
-                )
-            return
+def _has_rails(cells: Iterable[Cell]) -> bool:
+    """Whether any host has more than one interface."""
+    ends: dict[str, set[str]] = {}
     for cell in cells:
-        if cell.path_mtu is not None and cell.path_mtu < usual:
-            yield Odd(
-                kind="pair",
-                name=cell.name,
-                metric="path MTU",
-                observed=f"{cell.path_mtu} B",
-                expected=f"{usual} B, as most",
-            )
+        ends.setdefault(cell.source, set()).add(cell.source_netdev)
+    return any(len(netdevs) > 1 for netdevs in ends.values())
+
+
+def _usual_mtu(cells: Sequence[Cell]) -> int:
+    values = [c.path_mtu for c in cells if c.path_mtu is not None]
+    return max(set(values), key=lambda value: (values.count(value), value)) if values else 0
 
 
 def _memory(matrix: Matrix) -> Iterator[Odd]:

@@ -484,9 +484,9 @@ class Session:
             sizes = sorted({*(mtu + LADDER_HEADERS for mtu in MTU_LADDER), 1280, 1500, own, own + 1})
             for cell, row in self._ask_rows(talk, "mtu", cells, "udp", 120.0, sizes=sizes):
                 cell.path_mtu = row.get("path_mtu")
-                steps = row.get("steps") or {}
+                # What is larger than our own interface's MTU says nothing about the path.
                 cell.mtu_steps = {
-                    str(m + LADDER_HEADERS): steps.get(str(m + LADDER_HEADERS), False) for m in MTU_LADDER
+                    size: passed for size, passed in (row.get("steps") or {}).items() if int(size) <= own
                 }
                 if cell.path_mtu is None:
                     cell.mtu_steps = None  # nothing came back at all: that is no MTU

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import shutil
 import signal
@@ -36,9 +35,13 @@ def needed() -> str:
 
 def oldest_python() -> str:
     """The oldest Python from 3.8 on that is installed; our own if there is no other."""
-    roots = [os.environ.get("PYENV_ROOT", ""), os.path.expanduser("~/.pyenv")]
+    roots = [Path(root) for root in (os.environ.get("PYENV_ROOT"), "~/.pyenv") if root]
     for minor in range(8, sys.version_info.minor):
-        found = [path for root in roots if root for path in glob.glob(f"{root}/versions/3.{minor}.*/bin/python3")]
+        found = [
+            str(path)
+            for root in roots
+            for path in root.expanduser().glob(f"versions/3.{minor}.*/bin/python3")
+        ]
         found += filter(None, [shutil.which(f"python3.{minor}")])
         for path in found:
             code = "import sys; print(sys.version_info[1])"
@@ -88,7 +91,11 @@ class Fleet:
         _ip(lines)
         inside = ["link set lo up"]
         for rail in range(self.rails):
-            inside += [f"link add br{rail} type bridge", f"link set br{rail} up", f"address add 10.77.{rail}.254/24 dev br{rail}"]
+            inside += [
+                f"link add br{rail} type bridge",
+                f"link set br{rail} up",
+                f"address add 10.77.{rail}.254/24 dev br{rail}",
+            ]
         _ip(inside, self.hub)
         wires = []
         for name in self.names:
@@ -152,7 +159,7 @@ UsePAM no
 StrictModes no
 PidFile {pid_file}
 MaxStartups 100
-SetEnv PATH={path}
+SetEnv PATH={path} HOME={self.folder}
 """
         )
         Path("/run/sshd").mkdir(exist_ok=True)
@@ -215,7 +222,9 @@ SetEnv PATH={path}
         """End every process in the namespaces, then remove them."""
         for name in [*self.names, ""]:
             space = self.namespace(name)
-            found = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True, check=False)
+            found = subprocess.run(
+                ["ip", "netns", "pids", space], capture_output=True, text=True, check=False
+            )
             for pid in found.stdout.split():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
@@ -224,7 +233,9 @@ SetEnv PATH={path}
 
 def _ip(lines: Sequence[str], namespace: str = "") -> None:
     argv = ["ip", *(["-n", namespace] if namespace else []), "-batch", "-"]
-    subprocess.run(argv, input="\n".join(lines) + "\n", text=True, check=True, timeout=60, capture_output=True)
+    subprocess.run(
+        argv, input="\n".join(lines) + "\n", text=True, check=True, timeout=60, capture_output=True
+    )
 
 
 @contextlib.contextmanager
