@@ -174,7 +174,8 @@ def odd_ones(matrix: Matrix) -> list[Odd]:
             cells, metric, read, lambda own, others: own < BANDWIDTH_SHARE_MIN * others, "Gbit/s"
         )
     usual = _usual_mtu(cells)
-    found += _unlike(cells, "path MTU", lambda c: c.path_mtu, lambda own, _: own < usual, "B")
+    if len(matrix.hosts) > 2:
+        found += _unlike(cells, "path MTU", lambda c: c.path_mtu, lambda own, _: own < usual, "B")
     # Two hosts have no others to be unlike: their own interfaces say what should pass.
     found += [
         Odd(
@@ -277,8 +278,9 @@ def _unlike(
     if len(seen) < 3:
         return
     told: set[int] = set()
-    views = [(kind, key) for kind, _, key in _VIEWS if kind != "interface" or _has_rails(cells)]
-    for kind, key in views:
+    # Between two hosts nobody can tell whose fault it is: there the pair is named.
+    decidable = len({c.source for c in cells} | {c.target for c in cells}) > 2
+    for kind, _, key in _VIEWS if decidable else ():
         groups = _groups((c for c, _ in seen.values()), key)
         if len(groups) < 3:
             continue
@@ -309,14 +311,6 @@ def _unlike(
                 observed=f"{value:.4g} {unit}",
                 expected=f"{middle:.4g} {unit}, as the median",
             )
-
-
-def _has_rails(cells: Iterable[Cell]) -> bool:
-    """Whether any host has more than one interface."""
-    ends: dict[str, set[str]] = {}
-    for cell in cells:
-        ends.setdefault(cell.source, set()).add(cell.source_netdev)
-    return any(len(netdevs) > 1 for netdevs in ends.values())
 
 
 def _usual_mtu(cells: Sequence[Cell]) -> int:

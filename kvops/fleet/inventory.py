@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -101,7 +103,8 @@ class Inventory:
         for word in names:
             found = self._find(word)
             if not found:
-                near = difflib.get_close_matches(word, [*self.hosts, *self.groups], n=1)
+                near = [name for name in self.hosts if _bare(name) == _bare(word)]
+                near += difflib.get_close_matches(word, [*self.hosts, *self.groups], n=1)
                 raise UsageError(
                     f"{self.source} has no host, group, role or label {word!r}",
                     fix=f"did you mean {near[0]!r}?"
@@ -123,6 +126,11 @@ class Inventory:
         if any(char in word for char in "*?"):
             return [host for host in hosts if fnmatch.fnmatchcase(host.name, word)]
         return []
+
+
+def _bare(name: str) -> str:
+    """The name without leading zeros: gpu-5 is meant for gpu-005."""
+    return re.sub(r"0+(?=[0-9])", "", name)
 
 
 def load_inventory(path: Path) -> Inventory:
@@ -332,30 +340,33 @@ def _mapping(value: Any, where: str, known: Sequence[str]) -> dict[str, Any]:
     return value
 
 
-def _yaml(raw: bytes, source: str) -> Any:
+@functools.cache
+def _loader() -> Any:
+    """A safe loader that takes no key twice: the first of them would be lost without a word."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """A safe loader that takes no key twice: the first of them would be lost without a word."""
+        pass
 
     def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
-            if key is None:
-                raise yaml.constructor.ConstructorError(
-                    None, None, "a key must be a plain word", key_node.start_mark
-                )
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is there twice", key_node.start_mark
-                )
+            if key is None or key in seen:
+                problem = "a key must be a plain word" if key is None else f"key {key!r} is there twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
         return dict(loader.construct_mapping(node, deep=True))
 
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    return Loader
+
+
+def _yaml(raw: bytes, source: str) -> Any:
+    import yaml
+
     try:
-        return yaml.load(raw, Loader=Loader)  # noqa: S506 (a safe loader)
+        return yaml.load(raw, Loader=_loader())  # noqa: S506 (a safe loader)
     except (yaml.YAMLError, UnicodeError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{source}:{mark.line + 1}" if mark is not None else source

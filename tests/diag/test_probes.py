@@ -23,9 +23,9 @@ c, _ = s.accept(); b = bytearray(1 << 20)
 while c.recv_into(b): pass
 """
 SOURCE = """
-import socket
+import socket, time
 s = socket.create_connection(("10.77.0.2", 9999)); b = bytes(1 << 20); print("up", flush=True)
-while True: s.sendall(b)
+while True: s.sendall(b); time.sleep(0.003)
 """
 
 

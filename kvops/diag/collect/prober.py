@@ -856,6 +856,8 @@ class Prober:
             answer: dict[str, Any] = function(request)
             return answer
         except OSError as error:
+            if str(request.get("do")).startswith("verbs"):  # the number tells an engine's log from ours
+                return {"error": f"{error.strerror or error} [{error.errno}]"}
             return {"error": why(error)}
         except Exception as error:  # noqa: BLE001 - the other side must hear what happened
             return {"error": f"{type(error).__name__}: {error}"[:300]}
