@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FORMATS: Final = (*options.FORMATS, "junit", "md", "html")
 WINDOW_MS_DEFAULT: Final = 10_000
+EVENTS_BYTES_MAX: Final = 64 << 20
 
 
 class Diagnose(options.Group):
@@ -169,7 +170,9 @@ def command(
     took_s = max(time.monotonic() - began - waited_s, 0.0)
     results = _muted(settings, results)
     if textfile is not None:
-        _write_textfile(textfile, results)
+        from kvops.diag import textfile as node_exporter
+
+        node_exporter.write(textfile, results)
     if older is not None:
         return _show_changes(out, nodes, results, older)
     return _show(out, nodes, results, took_s=took_s, fail_on=fail_on, unreached=unreached, matrix=matrix)
@@ -202,22 +205,6 @@ def _probes(names: Sequence[str], peers: Sequence[str]) -> dict[str, list[str]]:
         raise UsageError("--probe needs somebody to probe", fix="give --peer ADDRESS (HOST:PORT for tcp)")
     tcp = [peer for peer in peers if "tcp" in names and peer.count(":") == 1]
     return {"probes": list(names), "peers": [peer for peer in peers if peer not in tcp], "tcp": tcp}
-
-
-def _write_textfile(path: Path, results: Sequence[Result]) -> None:
-    """Outcomes as a gauge, written beside its place and moved there, so that nobody reads a half."""
-    lines = [
-        "# HELP kvops_diag_check_outcome 1 for the outcome that the check has.",
-        "# TYPE kvops_diag_check_outcome gauge",
-    ]
-    lines += [
-        f'kvops_diag_check_outcome{{check="{r.check}",node="{r.node}",outcome="{r.outcome}"}} 1'
-        for r in results
-        if r.outcome in ("fail", "warn", "unknown")
-    ]
-    new = path.with_name(path.name + ".new")
-    new.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    new.replace(path)
 
 
 def _show_changes(out: Output, nodes: Sequence[HostFacts], results: Sequence[Result], older: Path) -> int:
@@ -579,30 +566,99 @@ def path_command(
 @click.option("--for", "duration_ms", type=DURATION_MS, default=60_000, help="How long to watch.")
 @click.option("--every", "every_ms", type=DURATION_MS, default=1_000, help="Length of a window.")
 @click.option("--only", multiple=True, metavar="ID", help="Only these checks.")
+@click.option(
+    "--metrics",
+    "metrics",
+    multiple=True,
+    metavar="URL",
+    help="/metrics of stores and engines (the local group's by default).",
+)
+@click.option(
+    "--events", "events_file", type=PATH, metavar="FILE", help="Append events (jsonl), without rates."
+)
+@click.option(
+    "--textfile", type=PATH, metavar="FILE", help="Keep rates and outcomes there for node-exporter."
+)
 @click.pass_obj
-def watch_command(settings: Settings, duration_ms: int, every_ms: int, only: Sequence[str]) -> int:
+def watch_command(
+    settings: Settings,
+    duration_ms: int,
+    every_ms: int,
+    only: Sequence[str],
+    metrics: Sequence[str],
+    events_file: Path | None,
+    textfile: Path | None,
+) -> int:
     r"""
     Watch this host's ports: rates, flaps, retransmissions, pauses; one line a window, one an event.
 
+    At the end says whether ECN marks, CNPs, PFC pauses, signs of incast and retransmissions moved together with
+    transfer speed and the time to the first token: by rank, over at least 20 windows, and never as a cause.
+
     \b
-    Example:
+    Examples:
       kvops diagnose watch --for 1h --every 10s -o jsonl
+      kvops diagnose watch --for 1h --metrics http://gpu-017:9100/metrics --events today.jsonl
     """
+    from functools import partial
+
+    from kvops.diag import textfile as node_exporter
     from kvops.diag.runner import select
-    from kvops.diag.watch import watch
+    from kvops.diag.scrape import checked_urls, scrape
+    from kvops.diag.watch import Watch
 
     out = Output(settings)
     chosen = select(
         _split(only) or ("ctr", "link.flap", "link.symbol_errors", "pcie.stall", "driver.vf_revoked")
     )
+    urls = checked_urls(_split(metrics) or _local_metrics(settings))
+    watch = Watch(
+        duration_s=duration_ms / 1000,
+        every_s=every_ms / 1000,
+        selected=chosen,
+        scrape=partial(scrape, urls) if urls else None,
+    )
     loud = 0
-    for row in watch(duration_s=duration_ms / 1000, every_s=every_ms / 1000, selected=chosen):
+    for row in watch.rows():
         loud += row["event"] in ("fail", "warn")
         if out.structured:
             out.raw_json({"schema": 1, **row})
         else:
             out.line("  ".join(str(row[key]) for key in ("time", "event", "subject", "text") if row.get(key)))
+        if events_file is not None and row["event"] not in ("rate", "pool"):
+            _append(events_file, row)
+        if textfile is not None and row["event"] != "correlation":
+            node_exporter.write(textfile, watch.results, watch.rates)
     return 1 if loud else 0
+
+
+def _local_metrics(settings: Settings) -> list[str]:
+    """Where the running members of the local group in use show their metrics."""
+    from kvops.cli.context import resolve
+    from kvops.errors import KvopsError
+
+    try:
+        state = resolve(settings).state
+    except KvopsError:
+        return []  # a host is watched with or without a group
+    members = state.members if state is not None else []
+    return [m.addresses["http"] for m in members if m.running and "http" in m.addresses]
+
+
+def _append(path: Path, row: dict[str, Any]) -> None:
+    """One line of jsonl, whole or not at all; a file that has grown large is left as it is."""
+    import json
+
+    from kvops.errors import ConfigError
+
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            if file.tell() < EVENTS_BYTES_MAX:
+                file.write(json.dumps({"schema": 1, **row}, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}", fix="name a file in a folder that is writable"
+        ) from error
 
 
 @command.command("mute")

@@ -11,7 +11,7 @@ import pytest
 
 from kvops.cli.main import main
 from kvops.diag.snapshot import save
-from kvops.diag.watch import watch
+from kvops.diag.watch import Watch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "diag"))
 from world import World
@@ -151,7 +151,8 @@ def test_watch_tells_when_trouble_starts_and_ends() -> None:
 
     done: list[bool] = []
     events = []
-    for row in watch(duration_s=60, every_s=1, selected=select(["ctr.timeout_rate"]), collect=collect):
+    watch = Watch(duration_s=60, every_s=1, selected=select(["ctr.timeout_rate"]), collect=collect)
+    for row in watch.rows():
         events.append(row["event"])
         if row["event"] == "over":
             break

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvops.errors import ConfigError, KvopsError, UsageError
@@ -129,6 +129,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         load_inventory(tmp_path / "no.yaml")
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.one_of(st.text(max_size=200), st.text("grouphst: {}[]-1,a\n", max_size=80)))
 def test_any_text_is_an_inventory_or_an_error(text: str) -> None:
     """Whatever the file holds, the answer is an inventory or one of our errors."""
