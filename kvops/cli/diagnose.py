@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvops.diag.matrix import Matrix
     from kvops.diag.model import Result
     from kvops.diag.probes import Plan
+    from kvops.diag.registry import Check
     from kvops.host import SshLogin
 
 FORMATS: Final = (*options.FORMATS, "junit", "md", "html")
@@ -68,7 +69,11 @@ class Diagnose(options.Group):
     "--fail-on", type=click.Choice(["fail", "warn", "unknown"]), default="fail", help="What makes exit 1."
 )
 @click.option(
-    "--diff", "older", type=PATH, metavar="JSON", help="Show what changed since this earlier -o json."
+    "--diff",
+    "older",
+    type=PATH,
+    metavar="JSON|DIR|TAR",
+    help="Show what changed since this earlier -o json or snapshot: results and settings.",
 )
 @click.option(
     "--probe",
@@ -174,7 +179,7 @@ def command(
 
         node_exporter.write(textfile, results)
     if older is not None:
-        return _show_changes(out, nodes, results, older)
+        return _show_changes(out, nodes, results, older, selected, profile)
     return _show(out, nodes, results, took_s=took_s, fail_on=fail_on, unreached=unreached, matrix=matrix)
 
 
@@ -207,22 +212,79 @@ def _probes(names: Sequence[str], peers: Sequence[str]) -> dict[str, list[str]]:
     return {"probes": list(names), "peers": [peer for peer in peers if peer not in tcp], "tcp": tcp}
 
 
-def _show_changes(out: Output, nodes: Sequence[HostFacts], results: Sequence[Result], older: Path) -> int:
-    import json
-
+def _show_changes(
+    out: Output,
+    nodes: Sequence[HostFacts],
+    results: Sequence[Result],
+    older: Path,
+    selected: Sequence[Check],
+    profile: dict[str, Any],
+) -> int:
+    """What changed since an older document, or since a snapshot that is judged again as it was."""
     from kvops.diag import report
-    from kvops.errors import ConfigError
 
-    try:
-        before = json.loads(older.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{older}: {error}", fix="save the older one with: kvops diagnose -o json"
-        ) from error
-    rows = report.changes(before, report.document(nodes, results))
+    if older.is_dir() or ".tar" in older.name:
+        from kvops.diag.runner import run
+
+        before_nodes = _load(older)
+        for node in before_nodes:
+            node.profile = profile
+        before = _with_settings(report.document(before_nodes, run(before_nodes, selected)), before_nodes)
+    else:
+        before = _document(older)
+    after = _with_settings(report.document(nodes, results), nodes)
+    old: Any = before.get("settings")
+    if not isinstance(old, dict):
+        old = {}
+    if len(nodes) == 1 and len(old) == 1:
+        # One host then and now: the same, whatever it was called.
+        name, (was_name, was) = nodes[0].name, next(iter(old.items()))
+        old = {name: was}
+        before["results"] = [
+            {**row, "node": name} if isinstance(row, dict) and row.get("node") == was_name else row
+            for row in before.get("results") or ()
+        ]
+    rows = report.changes(before, after)
+    for node, now in after["settings"].items():
+        was = old.get(node)
+        rows += [
+            {
+                "change": "setting",
+                "check": key,
+                "node": node,
+                "was": was[key],
+                "now": now[key],
+                "observed": "",
+            }
+            for key in (sorted(now.keys() & was.keys()) if isinstance(was, dict) else ())
+            if now[key] != was[key]
+        ]
     keys = ("change", "check", "node", "was", "now", "observed")
     out.rows("changes", [Column(key) for key in keys], rows)
     return 1 if any(row["change"] == "worse" for row in rows) else 0
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """An earlier ``-o json``. Raises ConfigError."""
+    import json
+
+    from kvops.errors import ConfigError
+
+    fix = "save the older one with: kvops diagnose -o json, or name a snapshot"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}", fix=fix) from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is no document", fix=fix)
+    return found
+
+
+def _with_settings(document: dict[str, Any], nodes: Sequence[HostFacts]) -> dict[str, Any]:
+    """The document, with the settings that should stay as they are: what --diff compares tomorrow."""
+    from kvops.diag.checks.xnode import settings
+
+    return {**document, "settings": {node.name: settings(node) for node in nodes}}
 
 
 def _split(patterns: Sequence[str]) -> list[str]:
@@ -361,7 +423,7 @@ def _show(
         code = 3
     kind = out.format  # a table that goes into a pipe is TSV
     if kind in ("json", "jsonl"):
-        document = report.document(nodes, results, fail_on=fail_on)
+        document = _with_settings(report.document(nodes, results, fail_on=fail_on), nodes)
         document["exit_code"] = code
         document["took_s"] = round(took_s, 3)
         document["unreached"] = [{"host": name, "reason": reason} for name, reason in unreached]
@@ -463,6 +525,20 @@ def profile_group() -> None:
     """
 
 
+def _profiled(
+    settings: Settings, source: Path | None, hosts: Sequence[str], ssh: SshSaid, out: Output
+) -> tuple[list[HostFacts], list[tuple[str, str]]]:
+    """The nodes that a profile is made from or compared with."""
+    if source is not None and hosts:
+        raise UsageError("--from cannot be used with --host", fix="leave one of them out")
+    if source is not None:
+        return _load(source), []
+    if hosts:
+        nodes, unreached, _ = _some(hosts, ssh, 0.0, settings, out)
+        return nodes, unreached
+    return [_local(0.0, (), None)], []
+
+
 @profile_group.command("init")
 @click.option(
     "--from",
@@ -471,40 +547,63 @@ def profile_group() -> None:
     metavar="DIR|TAR",
     help="A snapshot of a healthy node (this host by default).",
 )
+@click.option("--host", "hosts", multiple=True, metavar="HOST", help="A healthy node, over SSH.")
+@ssh_options
 @click.pass_obj
-def profile_init(settings: Settings, source: Path | None) -> int:
+def profile_init(settings: Settings, source: Path | None, hosts: Sequence[str], ssh: SshSaid) -> int:
     r"""
     Print a profile of a healthy node as YAML.
 
     \b
-    Example:
+    Examples:
       kvops diagnose profile init --from healthy/ > site.yaml
+      kvops diagnose profile init --host gpu-001 > site.yaml
     """
     from kvops.diag.profile import derive, dump
+    from kvops.errors import Unreachable
 
-    node = _load(source)[0] if source is not None else _local(0.0, (), None)
-    click.echo(dump(derive(node)), nl=False)
+    nodes, unreached = _profiled(settings, source, hosts, ssh, Output(settings))
+    if not nodes:
+        raise Unreachable(f"{unreached[0][0]}: {unreached[0][1]}", fix="name a host that answers")
+    if len(nodes) != 1:
+        raise UsageError(f"{len(nodes)} nodes", fix="a profile is made from one healthy node")
+    click.echo(dump(derive(nodes[0])), nl=False)
     return 0
 
 
 @profile_group.command("diff")
 @click.argument("profile_file", type=PATH, metavar="PROFILE")
-@click.option("--from", "source", type=PATH, metavar="DIR|TAR", help="A snapshot (this host by default).")
+@click.option("--from", "source", type=PATH, metavar="DIR|TAR", help="Snapshots (this host by default).")
+@click.option("--host", "hosts", multiple=True, metavar="HOST", help="Hosts over SSH.")
+@ssh_options
 @click.pass_obj
-def profile_diff(settings: Settings, profile_file: Path, source: Path | None) -> int:
+def profile_diff(
+    settings: Settings, profile_file: Path, source: Path | None, hosts: Sequence[str], ssh: SshSaid
+) -> int:
     r"""
-    What differs between a profile and a node. Exit code 1 if anything does.
+    What differs between a profile and nodes. Exit code 1 if anything does, 3 if a host did not answer.
 
     \b
-    Example:
+    Examples:
       kvops diagnose profile diff site.yaml --from today.tar.gz
+      kvops diagnose profile diff site.yaml --host gpu-[001-040]
     """
     from kvops.diag.profile import derive, differences, load_profile
 
-    node = _load(source)[0] if source is not None else _local(0.0, (), None)
-    rows = differences(load_profile(profile_file), derive(node))
-    Output(settings).rows("differences", [Column("key"), Column("profile"), Column("node")], rows)
-    return 1 if rows else 0
+    out = Output(settings)
+    profile = load_profile(profile_file)
+    nodes, unreached = _profiled(settings, source, hosts, ssh, out)
+    rows = [{"host": node.name, **row} for node in nodes for row in differences(profile, derive(node))]
+    missing = [{"host": name, "reason": reason} for name, reason in unreached]
+    out.rows(
+        "differences",
+        [Column("host"), Column("key"), Column("profile"), Column("node")],
+        rows,
+        unreached=missing,
+    )
+    for name, reason in unreached:
+        out.note(f"UNREACHED  {name}: {reason}")
+    return 1 if rows else 3 if unreached else 0
 
 
 @command.command("path")
