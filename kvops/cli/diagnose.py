@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvops.cli import options
-from kvops.cli.diagnose_matrix import HOST_TIMEOUT_S_DEFAULT, make_plan, probe_options
+from kvops.cli.diagnose_matrix import HOST_TIMEOUT_S_DEFAULT, ProbeSaid, make_plan, probe_options
 from kvops.cli.diagnose_matrix import command as matrix_command
 from kvops.cli.hosts import SshSaid, find_inventory, find_logins, ssh_options
 from kvops.cli.options import DURATION_MS, PATH, Settings
@@ -108,10 +108,7 @@ def command(
     peers: Sequence[str],
     textfile: Path | None,
     ssh: SshSaid,
-    yes: bool,
-    rate_bps: int | None,
-    stream_ms: int,
-    probe_port: int | None,
+    how: ProbeSaid,
 ) -> int:
     r"""
     The whole RDMA path: NIC, PCIe, NUMA, memory, GID, routes, MTU, priorities, counters, containers.
@@ -151,14 +148,7 @@ def command(
         logins = find_logins(settings, hosts, ssh)
         plan = None
         if probes:
-            plan = make_plan(
-                probes,
-                hosts=len(logins),
-                rate_bps=rate_bps,
-                stream_ms=stream_ms,
-                probe_port=probe_port,
-                yes=yes,
-            )
+            plan = make_plan(probes, hosts=len(logins), how=how)
         nodes, unreached, matrix = _fleet(logins, window_s, settings, collect, plan, out)
         waited_s = window_s
     else:
@@ -629,10 +619,7 @@ def path_command(
     window_ms: int,
     probes: Sequence[str],
     ssh: SshSaid,
-    yes: bool,
-    rate_bps: int | None,
-    stream_ms: int,
-    probe_port: int | None,
+    how: ProbeSaid,
 ) -> int:
     r"""
     The way between two hosts, hop by hop: hosts over SSH, or saved snapshots; probed both ways with --probe.
@@ -649,9 +636,7 @@ def path_command(
     began = time.monotonic()
     plan = None
     if probes:
-        plan = make_plan(
-            probes, hosts=2, rate_bps=rate_bps, stream_ms=stream_ms, probe_port=probe_port, yes=yes
-        )
+        plan = make_plan(probes, hosts=2, how=how)
     nodes, unreached, matrix = _some([first, second], ssh, window_ms / 1000, settings, out, plan)
     results = run(nodes, select(skip=() if probes else ("probe",)))
     if out.human:

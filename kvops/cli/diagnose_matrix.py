@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -18,11 +20,37 @@ if TYPE_CHECKING:
     from kvops.host import SshLogin
 
 FORMATS: Final = (*options.FORMATS, "html")
-HOST_TIMEOUT_S_DEFAULT: Final = 30.0
+HOST_TIMEOUT_S_DEFAULT: Final = 30.0  # of one host, the window not counted
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def probe_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """How hard to probe: the options of every command that does."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSaid:
+    """What the command line says about how hard to probe."""
+
+    yes: bool = False
+    rate_bps: int | None = None
+    stream_ms: int = 1_000
+    port: int | None = None
+    gid_index: int | None = None
+
+
+def probe_options(function: Function) -> Function:
+    """The options of every command that probes between hosts; they arrive as one :class:`ProbeSaid`, ``how``."""
+
+    @functools.wraps(function)
+    def gathered(*args: Any, **kwargs: Any) -> Any:
+        kwargs["how"] = ProbeSaid(
+            yes=kwargs.pop("yes"),
+            rate_bps=kwargs.pop("rate_bps"),
+            stream_ms=kwargs.pop("stream_ms"),
+            port=kwargs.pop("probe_port"),
+            gid_index=kwargs.pop("gid_index"),
+        )
+        return function(*args, **kwargs)
+
+    wrapped: Any = gathered
     for option in (
         click.option("--yes", is_flag=True, help="Fill links, too, that carry traffic already."),
         click.option(
@@ -32,36 +60,35 @@ def probe_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--seconds", "stream_ms", type=DURATION_MS, default=1_000, help="Length of one bandwidth stream."
         ),
         click.option(
+            "--gid-index",
+            type=click.IntRange(0, 65535),
+            help="GID index of verbs probes (the routable RoCE v2 one by default).",
+        ),
+        click.option(
             "--probe-port",
             type=click.IntRange(1, 65535),
             help="Port that probes use on every host (any free one).",
         ),
     ):
-        function = option(function)
-    return function
+        wrapped = option(wrapped)
+    found: Function = wrapped
+    return found
 
 
-def make_plan(
-    names: Sequence[str],
-    *,
-    hosts: int,
-    rate_bps: int | None,
-    stream_ms: int,
-    probe_port: int | None,
-    yes: bool,
-) -> Plan:
+def make_plan(names: Sequence[str], *, hosts: int, how: ProbeSaid) -> Plan:
     """The plan of these options. Raises UsageError."""
     from kvops.diag.probes import Plan, checked
     from kvops.errors import UsageError
 
-    if not 200 <= stream_ms <= 30_000:
+    if not 200 <= how.stream_ms <= 30_000:
         raise UsageError("--seconds is the length of a stream", fix="give 200ms to 30s")
     return Plan(
         probes=checked([n for name in names for n in name.split(",") if n], hosts=hosts),
-        seconds=stream_ms / 1000,
-        rate_gbps=rate_bps / 1e9 if rate_bps else None,
-        port=probe_port or 0,
-        force=yes,
+        seconds=how.stream_ms / 1000,
+        rate_gbps=how.rate_bps / 1e9 if how.rate_bps else None,
+        port=how.port or 0,
+        gid_index=how.gid_index,
+        force=how.yes,
     )
 
 
@@ -84,10 +111,7 @@ def command(
     hosts: Sequence[str],
     probes: Sequence[str],
     ssh: SshSaid,
-    yes: bool,
-    rate_bps: int | None,
-    stream_ms: int,
-    probe_port: int | None,
+    how: ProbeSaid,
 ) -> int:
     r"""
     Probe between all pairs of interfaces of hosts; without hosts, memory and registration of this one.
@@ -106,9 +130,7 @@ def command(
     logins: list[SshLogin] = []
     if hosts or ssh.inventory is not None:
         logins = find_logins(settings, hosts, ssh)
-    plan = make_plan(
-        probes, hosts=len(logins), rate_bps=rate_bps, stream_ms=stream_ms, probe_port=probe_port, yes=yes
-    )
+    plan = make_plan(probes, hosts=len(logins), how=how)
     from kvops.diag.probes import run_matrix
 
     matrix = run_matrix(logins, plan, timeout_s=settings.timeout_s(HOST_TIMEOUT_S_DEFAULT), note=out.note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,6 @@ class SshSaid:
 
 def ssh_options(function: Function) -> Function:
     """The options of every command that reaches hosts; they arrive as one :class:`SshSaid`, ``ssh``."""
-    import functools
 
     @functools.wraps(function)
     def gathered(*args: Any, **kwargs: Any) -> Any:

@@ -77,6 +77,7 @@ class Plan:
     rate_gbps: float | None = None  # limit of one stream
     count: int = 200  # datagrams of one pair's latency
     port: int = 0  # that the listeners take; any free one
+    gid_index: int | None = None  # of verbs, on both sides; the routable RoCE v2 one by default
     force: bool = False  # fill links that carry traffic already
 
 
@@ -210,7 +211,7 @@ class LocalTalk(_LineTalk):
 
 
 def open_talks(
-    logins: Sequence[SshLogin], *, timeout_s: float, lifetime_s: float = 900.0
+    logins: Sequence[SshLogin], *, timeout_s: float, lifetime_s: float = prober.LIFETIME_S_MAX
 ) -> tuple[list[Talk], list[tuple[str, str]]]:
     """Probers on all hosts that can be reached, and why the others cannot."""
     work: dict[str, Callable[[], Talk]] = {
@@ -604,9 +605,10 @@ class Session:
             ends = []
             for name, netdev in ((first, cell.source_netdev), (second, cell.target_netdev)):
                 trouble = self.hellos[name].get("verbs")
-                gid = _gid(self.hellos[name].get("rdma", []), netdev)
+                gid = _gid(self.hellos[name].get("rdma", []), netdev, self.plan.gid_index)
                 if trouble is None and gid is None:
-                    trouble = f"{netdev} belongs to no active RDMA port with a GID"
+                    which = "a GID" if self.plan.gid_index is None else f"GID {self.plan.gid_index}"
+                    trouble = f"{netdev} belongs to no active RDMA port with {which}"
                 if trouble is not None:
                     cell.unseen = back.unseen = f"verbs: {name}: {trouble}"
                     break
@@ -674,13 +676,12 @@ def _done(work: Callable[[Talk], Any], talk: Talk) -> bool:
     return True
 
 
-def _gid(ports: Sequence[dict[str, Any]], netdev: str) -> dict[str, Any] | None:
-    """The RDMA port of an interface, with the GID that an engine should take: RoCE v2, and routable."""
+def _gid(ports: Sequence[dict[str, Any]], netdev: str, index: int | None) -> dict[str, Any] | None:
+    """The RDMA port of an interface with the GID of this index, or the one that an engine should take."""
     for port in ports:
-        if port["netdev"] == netdev and port["active"] and port["gids"]:
-            best = max(
-                port["gids"], key=lambda g: ("v2" in g["type"], not g["gid"].startswith("fe80"), -g["index"])
-            )
+        gids = [gid for gid in port["gids"] if index in (None, gid["index"])]
+        if port["netdev"] == netdev and port["active"] and gids:
+            best = max(gids, key=lambda g: ("v2" in g["type"], not g["gid"].startswith("fe80"), -g["index"]))
             return {"device": port["device"], "port": port["port"], "gid_index": best["index"]}
     return None
 

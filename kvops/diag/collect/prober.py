@@ -33,6 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Iterator, Sequence
 
 LIFETIME_S_MAX = 3600.0
+SILENCE_S_MAX = 900.0  # without a request: longer than any of them takes
 LINE_BYTES_MAX = 4 << 20
 TARGETS_MAX = 4096
 PACKETS_MAX = 20_000  # of one call, over all its targets
@@ -1025,15 +1026,22 @@ def pattern(size: int, seed: str) -> bytes:
 def main() -> None:
     """Answer until standard input ends."""
     wanted = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
-    lifetime = min(float(wanted.get("lifetime_s", 600.0)), LIFETIME_S_MAX)
-    timer = threading.Timer(lifetime, os._exit, args=(3,))
-    timer.daemon = True
-    timer.start()
+    end = time.monotonic() + min(float(wanted.get("lifetime_s", 600.0)), LIFETIME_S_MAX)
+    heard = [time.monotonic()]
+
+    def watchdog() -> None:
+        # The other side may be gone without a word: nobody must find us here tomorrow.
+        while time.monotonic() < min(end, heard[0] + SILENCE_S_MAX):
+            time.sleep(1.0)
+        os._exit(3)
+
+    threading.Thread(target=watchdog, daemon=True).start()
     prober = Prober()
     try:
         for line in iter(lambda: sys.stdin.buffer.readline(LINE_BYTES_MAX), b""):
             request = json.loads(line)
             answer = {"id": request.get("id"), **prober.handle(request)}
+            heard[0] = time.monotonic()
             sys.stdout.write("KVOPS " + json.dumps(answer) + "\n")
             sys.stdout.flush()
     finally:
