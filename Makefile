@@ -38,9 +38,13 @@ pytest: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/kvops bench all --quick
 
-# Regenerates kvops/proto; the result is committed.
-proto: $(STAMP)
-	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=kvops/proto --pyi_out=kvops/proto --grpc_python_out=kvops/proto $$(find proto -name '*.proto')
+# Regenerates kvops/proto; the result is committed. The tools are of the oldest gRPC that pyproject.toml allows,
+# since generated code asks for the version that made it or a newer one.
+proto:
+	@test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto
+	@.venv-proto/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.73.1 setuptools
+	.venv-proto/bin/python -m grpc_tools.protoc -Ikvops/proto=proto --python_out=. --pyi_out=. --grpc_python_out=. $$(find proto -name '*.proto')
+	@rm -f kvops/proto/kvops/v1/error_pb2_grpc.py
 
 clean:
-	rm -rf $(VENV) build dist demo
+	rm -rf $(VENV) .venv-proto build dist demo

@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import yaml
@@ -67,7 +67,7 @@ def parse_yaml(raw: bytes, kind: type[Struct], *, source: str) -> Struct:
         raise ConfigError(f"{source}: {error}", fix="correct the file") from error
 
 
-def dump_yaml(value: msgspec.Struct) -> str:
+def dump_yaml(value: msgspec.Struct | dict[str, Any]) -> str:
     """The YAML text that ``load_yaml`` reads back to an equal value."""
     plain = msgspec.to_builtins(value)
     return yaml.dump(
@@ -102,7 +102,7 @@ def write_private(path: Path, data: bytes) -> None:
         ) from error
 
 
-def write_yaml(path: Path, value: msgspec.Struct) -> None:
+def write_yaml(path: Path, value: msgspec.Struct | dict[str, Any]) -> None:
     """Write ``value`` as ``load_yaml`` reads it; see ``write_private``."""
     write_private(path, dump_yaml(value).encode())
 

@@ -17,6 +17,7 @@ DEADLINE_MS_MAX: Final = 86_400_000  # of one call of a client; poll(2) takes no
 BEAT_INTERVAL_MS: Final = 250  # store → master
 STORE_TTL_MS: Final = 2_000  # a store that was silent this long is unmounted
 CONNECT_TIMEOUT_MS: Final = 1_000
+ETCD_TTL_S_MAX: Final = 60  # of a leader's lease
 HANDSHAKE_TIMEOUT_MS: Final = 2_000
 
 # Counts.

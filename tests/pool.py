@@ -1,4 +1,4 @@
-"""A whole pool of real processes for tests: one master and some stores, started, troubled, healed and reaped."""
+"""A whole pool of real processes for tests: masters and stores, started, troubled, healed and reaped."""
 
 from __future__ import annotations
 
@@ -81,14 +81,29 @@ class Member:
 
 
 class LocalPool:
-    """One master and stores on this machine, each store on a logical host of its own."""
+    """
+    Masters and stores on this machine, each store on a logical host of its own.
 
-    def __init__(self, *, stores: int = 3) -> None:
+    One master by itself, or several by the etcd that is given.
+    """
+
+    def __init__(
+        self, *, stores: int = 3, masters: int = 1, etcd: list[str] | None = None, ttl_s: int = 1
+    ) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="kvops-"))  # short: it holds Unix sockets
         self.secret_file = self.base / "secret"
         write_private(self.secret_file, os.urandom(32).hex().encode())
         common = {"group": "local", "secret_file": str(self.secret_file)}
-        self.master = Member("master-0", "master", common | self._paths("master-0"))
+        several = {"etcd": etcd, "etcd_ttl_s": ttl_s} if etcd else {}
+        self.masters = [
+            Member(
+                f"master-{i}",
+                "master",
+                common | self._paths(f"master-{i}") | several | {"name": f"master-{i}", "host": f"host-{i}"},
+            )
+            for i in range(masters)
+        ]
+        self.master = self.masters[0]
         self.stores = [
             Member(
                 f"store-{i}",
@@ -101,9 +116,9 @@ class LocalPool:
         ]
         self._clients: list[Pool] = []
         try:
-            self.start(self.master)
+            self.start(*self.masters)
             for store in self.stores:
-                store.config["masters"] = [self.master.addresses["listen"]]
+                store.config["masters"] = self.addresses
             self.heal()
         except BaseException:
             self.close()
@@ -140,9 +155,15 @@ class LocalPool:
                     if notice.ready and notice.pid in waiting:
                         member = waiting.pop(notice.pid)
                         member.addresses = notice.addresses
-        if self.master in members:  # a restarted master is found where it was
-            self.master.config["listen"] = self.master.addresses["listen"]
-            self.master.config["control"] = self.master.addresses["control"]
+        for master in self.masters:
+            if master in members:  # a restarted master is found where it was
+                master.config["listen"] = master.addresses["listen"]
+                master.config["control"] = master.addresses["control"]
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of the masters, on the wire."""
+        return [master.addresses["listen"] for master in self.masters]
 
     def log(self, member: Member) -> str:
         """The last lines of a member's log."""
@@ -156,11 +177,10 @@ class LocalPool:
         for client in self._clients:
             client.close()
         self._clients.clear()
-        for member in (self.master, *self.stores):
+        for member in (*self.masters, *self.stores):
             if member.alive and member.stopped:
                 member.send(signal.SIGCONT)
-        if not self.master.alive:
-            self.start(self.master)
+        self.start(*[master for master in self.masters if not master.alive])
         self.start(*[store for store in self.stores if not store.alive])
         self.wait_ready(*self.stores)
 
@@ -181,7 +201,7 @@ class LocalPool:
         """Kill and reap whatever runs, and remove what it left."""
         for client in self._clients:
             client.close()
-        for member in (*self.stores, self.master):
+        for member in (*self.stores, *self.masters):
             if member.process is not None:
                 member.process.kill()
                 member.process.wait(WAIT_S)
@@ -192,7 +212,7 @@ class LocalPool:
     def connect(self, **options: Any) -> Pool:
         """A client, closed with the next ``heal``."""
         options = {"host": "host-0", "deadline_ms": 5_000, "secret_file": self.secret_file} | options
-        client = kvops.connect(options.pop("address", self.master.addresses["listen"]), **options)
+        client = kvops.connect(options.pop("address", self.addresses), **options)
         self._clients.append(client)
         return client
 

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from importlib import import_module
 from typing import Any, Final
 
@@ -32,6 +33,8 @@ def main(role: str, text: str) -> int:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return 1  # it ended before we could ask to be ended with it
+    if role == "serve":
+        return _become(json.loads(text))
     if role in ("master", "store"):
         module: Any = import_module(ROLES[role])
         from kvops.store.config import MasterConfig, StoreConfig
@@ -43,6 +46,12 @@ def main(role: str, text: str) -> int:
     for line in sys.stdin:
         say(actor.answer(json.loads(line)))
     return 0
+
+
+def _become(argv: list[str]) -> int:
+    """Be ``kvops`` with these arguments, after having said when: our parent's end still ends us, prctl(2)."""
+    say({"exec_s": time.monotonic()})
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "kvops", *argv])  # noqa: S606 (there is none to start)
 
 
 def say(answer: dict[str, Any]) -> None:

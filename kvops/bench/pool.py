@@ -26,7 +26,7 @@ from kvops.errors import KvopsError, Unreachable
 from kvops.limits import ALIGN_BYTES, CHUNK_BYTES, MIB
 from kvops.notify import Receiver
 from kvops.store.client import Pool
-from kvops.store.config import MasterConfig, StoreConfig
+from kvops.store.config import MasterConfig, StoreConfig, write_yaml
 from kvops.transfer.layout import footprint_bytes
 
 START_TIMEOUT_S: Final = 30.0
@@ -47,7 +47,9 @@ class Child:
     It ends when its standard input closes, and the kernel ends it should we be killed.
     """
 
-    def __init__(self, role: str, config: dict[str, Any], *, log: Path, env: dict[str, str] | None = None):
+    def __init__(
+        self, role: str, config: dict[str, Any] | list[str], *, log: Path, env: dict[str, str] | None = None
+    ):
         self.role = role
         self._log = log
         with log.open("ab") as errors:
@@ -166,12 +168,12 @@ class BenchPool:
         child = self.children[name] = Child(role, config, log=self.directory / f"{name}.stderr")
         return child
 
-    def _serve(self, name: str, role: str, config: MasterConfig | StoreConfig) -> dict[str, str]:
+    def _serve(self, name: str, role: str, config: Any) -> dict[str, str]:
         """Start a master or a store, wait until it is ready; where it listens."""
         with Receiver(self.directory) as receiver:
             child = self.children[name] = Child(
                 role,
-                msgspec.to_builtins(config),
+                config,
                 log=self.directory / f"{name}.stderr",
                 env={"NOTIFY_SOCKET": str(receiver.path)},
             )
@@ -197,22 +199,44 @@ class BenchPool:
             log_file=str(self.directory / "master.log"),
             **settings,
         )
-        self.master_addresses = self._serve("master", "master", config)
+        self.master_addresses = self._serve("master", "master", msgspec.to_builtins(config))
+
+    def serve_store(self, name: str, *, segment_size_bytes: int) -> tuple[Child, dict[str, str], float]:
+        """
+        A store node run by ``kvops serve``; returns as soon as the master can allocate from it.
+
+        Returns:
+            Its process, where it listens, and the seconds from exec until then.
+        """
+        config_file = self.directory / f"{name}.yaml"
+        write_yaml(config_file, self._store_config(name, "host-0", segment_size_bytes))
+        argv = ["serve", "store", "--config", str(config_file)]
+        addresses = self._serve(name, "serve", argv)
+        ready_s = time.monotonic()
+        child = self.children[name]
+        return child, addresses, ready_s - child.hear(START_TIMEOUT_S)["exec_s"]
+
+    def drop(self, name: str) -> None:
+        """End a process before the pool ends."""
+        self.children.pop(name).stop()
+
+    def _store_config(self, name: str, host: str, segment_size_bytes: int) -> StoreConfig:
+        return StoreConfig(
+            group=GROUP,
+            name=name,
+            host=host,
+            masters=[self.master_addresses["listen"]],
+            secret_file=str(self.secret_file),
+            state_dir=str(self.directory / name),
+            unix_path=str(self.directory / f"{name}.sock"),
+            log_file=str(self.directory / f"{name}.log"),
+            segment_size_bytes=segment_size_bytes,
+        )
 
     def start_store(self, number: int, *, segment_size_bytes: int) -> None:
         """A store node, on a logical host of its own; returns when all its memory is prepared."""
-        config = StoreConfig(
-            group=GROUP,
-            name=f"store-{number}",
-            host=f"host-{number}",
-            masters=[self.master_addresses["listen"]],
-            secret_file=str(self.secret_file),
-            state_dir=str(self.directory / f"store-{number}"),
-            unix_path=str(self.directory / f"s{number}.sock"),
-            log_file=str(self.directory / f"store-{number}.log"),
-            segment_size_bytes=segment_size_bytes,
-        )
-        addresses = self._serve(f"store-{number}", "store", config)
+        config = self._store_config(f"store-{number}", f"host-{number}", segment_size_bytes)
+        addresses = self._serve(config.name, "store", msgspec.to_builtins(config))
         wait_until(
             lambda: metric(addresses["http"], "kvops_store_populated_bytes") >= segment_size_bytes,
             timeout_s=START_TIMEOUT_S,

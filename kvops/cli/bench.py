@@ -29,6 +29,9 @@ BENCHMARKS: Final = {
     "memory": """The master's memory for each object, and its longest pause while it grows.
 
     1 M and 5 M objects. About 2 minutes, 2 GiB of memory.""",
+    "start": """A store's start and stop: memory prepared beside the kernel's own pace, and its first use.
+
+    1, 4 and 8 GiB, where that fits. About 4 minutes.""",
     "hung": """What callers notice of a store, and of a master, that is stopped by SIGSTOP.
 
     About 2 minutes.""",

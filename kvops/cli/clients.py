@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kvops.cli.context import Target
+from kvops.cli.context import Target, resolve
+from kvops.cli.options import Settings
 from kvops.errors import KvopsError, Unreachable, UsageError
-from kvops.fleet.health import Judgement, Known, Life, judge, last_change, trouble_since
+from kvops.fleet.health import Judgement, Known, Life, judge, last_change, mounted_at, trouble_since
 
 if TYPE_CHECKING:
-    from kvops.store.model import Event, MasterStatus
+    from kvops.store.model import Event, HoldReply, MasterStatus
+
+LOOK_PAUSE_S: Final = 0.2  # between looks at what is awaited
+LOOK_TIMEOUT_S: Final = 5.0  # of one look
 
 
 class Control(Protocol):
@@ -20,6 +27,30 @@ class Control(Protocol):
 
     def status(self) -> MasterStatus: ...
     def events(self, since: str | None = None, *, follow: bool = False) -> Iterator[Event]: ...
+    def drain(
+        self,
+        targets: Sequence[str],
+        *,
+        reason: str = "",
+        owner: str = "",
+        migrate: bool = False,
+        bandwidth_bps: int = 0,
+        force: Sequence[str] = (),
+        dry_run: bool = False,
+    ) -> HoldReply: ...
+    def cordon(
+        self,
+        targets: Sequence[str],
+        *,
+        reason: str = "",
+        owner: str = "",
+        force: Sequence[str] = (),
+        dry_run: bool = False,
+    ) -> HoldReply: ...
+    def undrain(self, targets: Sequence[str], *, owner: str = "", dry_run: bool = False) -> HoldReply: ...
+    def ok_to_stop(self, targets: Sequence[str]) -> HoldReply: ...
+    def holds(self) -> HoldReply: ...
+    def step_down(self, *, owner: str, force: Sequence[str] = ()) -> int: ...
     def close(self) -> None: ...
 
 
@@ -141,7 +172,30 @@ def look(target: Target, *, timeout_s: float) -> Judgement:
         since=last_change(events),
         trouble=trouble_since(events),
         stopped_since=stopped_since,
+        mounts=mounted_at(events),
+        now=datetime.now(UTC),
     )
+
+
+def look_until(
+    settings: Settings, done: Callable[[Judgement], bool], *, timeout_s: float
+) -> tuple[Target, Judgement]:
+    """
+    Look at the group that is meant, again and again, until what is seen will do or time is over.
+
+    Returns:
+        The group and the last judgement; the caller sees from it whether it was in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while True:
+        target = resolve(settings)
+        left_s = deadline - time.monotonic()
+        judgement = look(target, timeout_s=min(LOOK_TIMEOUT_S, max(0.1, left_s)))
+        left_s = deadline - time.monotonic()
+        if done(judgement) or left_s <= 0:
+            return target, judgement
+        pause.wait(min(LOOK_PAUSE_S, left_s))
 
 
 def leader_status(target: Target, *, timeout_s: float) -> MasterStatus:
@@ -151,7 +205,24 @@ def leader_status(target: Target, *, timeout_s: float) -> MasterStatus:
     Raises:
         Unreachable: The group does not run, or no leader answered in time.
     """
-    target.require_masters()
+    with leader(target, timeout_s=timeout_s) as (_, status):
+        return status
+
+
+@contextmanager
+def leader(target: Target, *, timeout_s: float) -> Iterator[tuple[Control, MasterStatus]]:
+    """
+    The leader's control service, and what it just said of the group.
+
+    Raises:
+        Unreachable: The group does not run, or no leader answered in time.
+    """
+    if target.local is not None:
+        target.require_masters()
+    elif not target.control:
+        raise UsageError(
+            f"context {target.name} names no control address", fix="add control: [HOST:PORT] to it"
+        )
     trouble: KvopsError = Unreachable(f"no master of {target.name} leads", fix="see kvops status")
     for address in target.control:
         with closing(control_client(address, target.secret(), timeout_s=timeout_s)) as client:
@@ -160,6 +231,7 @@ def leader_status(target: Target, *, timeout_s: float) -> MasterStatus:
             except Unreachable as error:
                 trouble = error
                 continue
-        if status.role == "leader":
-            return status
+            if status.role == "leader":
+                yield client, status
+                return
     raise trouble

@@ -13,6 +13,7 @@ import click
 from kvops.cli import options
 from kvops.cli.clients import connect_pool, leader_status
 from kvops.cli.context import Target, resolve
+from kvops.cli.guard import confirm
 from kvops.cli.options import DURATION_MS, PATH, Settings
 from kvops.cli.output import Column, Output
 from kvops.errors import ConfigError, KvopsError, Refused, Unreachable, UsageError
@@ -88,23 +89,6 @@ def _trouble(key: str, outcome: Any, *, doing: str) -> KvopsError:
 
 def _absent(key: str) -> NotThere:
     return NotThere(f"there is no object {key!r}", fix=_FIX["MISS"])
-
-
-def _guard(target: Target, cost: str, *, yes: bool) -> None:
-    """Ask before a protected group is changed; local groups never ask."""
-    if not target.protect or yes:
-        return
-    if not sys.stdin.isatty():
-        raise Refused(f"group {target.name} is protected: {cost}", fix="add --yes when this is meant")
-    click.echo(f"{target.label}  {cost}", err=True)
-    try:
-        answer = click.prompt(f'Type "{target.name}" to go on', default="", show_default=False, err=True)
-    except click.Abort as error:
-        if isinstance(error.__context__, KeyboardInterrupt):
-            raise
-        answer = ""
-    if answer != target.name:
-        raise Refused("not confirmed", fix=f"type {target.name}, or add --yes")
 
 
 @command.command("get")
@@ -201,7 +185,7 @@ def put(
         out.document({"group": target.name, "dry_run": True, "steps": [step]})
         out.line(step)
         return 0
-    _guard(target, f"puts {len(data):,} B as {key!r}", yes=yes)
+    confirm(target, f"puts {len(data):,} B as {key!r}", yes=yes)
     from kvops.store.model import PutOptions
 
     how = PutOptions(replicas=replicas, ttl_ms=ttl or 0, soft_pin=soft_pin, hard_pin=hard_pin)
@@ -296,7 +280,7 @@ def rm(settings: Settings, keys: tuple[str, ...], yes: bool, dry_run: bool, name
         for step in steps if not out.structured else ():
             click.echo(step)
         return 0
-    _guard(target, f"removes {len(keys)} object{'' if len(keys) == 1 else 's'}", yes=yes)
+    confirm(target, f"removes {len(keys)} object{'' if len(keys) == 1 else 's'}", yes=yes)
     rows = []
     trouble: KvopsError | None = None
     with _pool(settings, namespace) as (_, pool):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Collection
 from typing import Final
@@ -10,15 +9,14 @@ from typing import Final
 import click
 
 from kvops.cli import options
-from kvops.cli.clients import look
+from kvops.cli.clients import look_until
 from kvops.cli.context import Target, resolve
 from kvops.cli.options import Settings
 from kvops.cli.output import Output
-from kvops.cli.start import READY_TIMEOUT_S, READY_TIMEOUT_S_PER_GIB
+from kvops.cli.start import ready_timeout_s
 from kvops.cli.status import EXIT_CODES, show
 from kvops.fleet.health import Health, Judgement, not_back
 
-LOOK_PAUSE_S: Final = 0.2  # between looks at who has joined again
 _NO_MASTER: Final = ("down", "stopped")
 
 
@@ -51,13 +49,7 @@ def command(settings: Settings, members: tuple[str, ...], now: bool, dry_run: bo
     names = split_list(members)
     chosen = [state.member(name) for name in names] or state.members
     if dry_run:
-        verb = "SIGKILL" if now else "SIGTERM"
-        steps = [
-            f"send {verb} to {one.name} (pid {one.pid}) and wait for its end" for one in chosen if one.running
-        ]
-        steps += [
-            f"run {one.role} with {local.config_file(one.name)} and wait until it is ready" for one in chosen
-        ]
+        steps = local.restart_steps(chosen, now=now)
         if out.structured:
             out.document({"group": target.name, "dry_run": True, "steps": steps})
             return 0
@@ -65,13 +57,12 @@ def command(settings: Settings, members: tuple[str, ...], now: bool, dry_run: bo
         for step in steps:
             click.echo(f"  {step}" if out.human else step)
         return 0
-    gib = len(chosen) * state.segment_size_bytes / (1 << 30)
-    timeout_s = settings.timeout_s(READY_TIMEOUT_S + READY_TIMEOUT_S_PER_GIB * gib)
+    timeout_s = ready_timeout_s(settings, len(chosen) * state.segment_size_bytes)
     deadline = time.monotonic() + timeout_s
     local.restart(names, now=now, timeout_s=timeout_s, tell=lambda name, text: out.note(f"{name:<10} {text}"))
     # A new master knows none of the stores; a new store is awaited alone.
     joining = None if any(one.role == "master" for one in chosen) else [one.name for one in chosen]
-    target, judgement, away = _joined(settings, joining, deadline=deadline)
+    target, judgement, away = wait_joined(settings, joining, timeout_s=max(0.0, deadline - time.monotonic()))
     code = show(out, target, judgement)
     if away:
         out.note(f"not back in time: {', '.join(away)}")
@@ -80,17 +71,21 @@ def command(settings: Settings, members: tuple[str, ...], now: bool, dry_run: bo
     return 0 if judgement.health is not Health.DOWN else code
 
 
-def _joined(
-    settings: Settings, names: Collection[str] | None, *, deadline: float
+def wait_joined(
+    settings: Settings, names: Collection[str] | None, *, timeout_s: float
 ) -> tuple[Target, Judgement, list[str]]:
-    """Look until the members that run are back, or time is over; gives those that are not."""
-    pause = threading.Event()
-    while True:
-        target = resolve(settings)
-        left_s = deadline - time.monotonic()
-        judgement = look(target, timeout_s=min(5.0, max(1.0, left_s)))
-        away = not_back(judgement, names)
+    """
+    Look until the members that run are back, or time is over; gives those that are not.
+
+    Args:
+        settings: Which group.
+        names: Only these stores; None: all of them.
+        timeout_s: How long they have.
+    """
+
+    def done(seen: Judgement) -> bool:
         # Without a master that runs, nobody comes back.
-        if not away or left_s <= LOOK_PAUSE_S or all(one["state"] in _NO_MASTER for one in judgement.masters):
-            return target, judgement, away
-        pause.wait(LOOK_PAUSE_S)
+        return not not_back(seen, names) or all(one["state"] in _NO_MASTER for one in seen.masters)
+
+    target, judgement = look_until(settings, done, timeout_s=timeout_s)
+    return target, judgement, not_back(judgement, names)

@@ -8,29 +8,61 @@ import click
 
 from kvops.cli import options
 from kvops.cli.clients import look
-from kvops.cli.context import resolve
+from kvops.cli.context import Target, resolve
 from kvops.cli.options import ADDRESS, SIZE_BYTES, Settings
-from kvops.cli.output import Output
+from kvops.cli.output import Column, Output
 from kvops.cli.status import look_settled, show
 from kvops.errors import AlreadyRunning, Refused, UsageError
-from kvops.fleet.local import StartPlan
-from kvops.fleet.preflight import human_bytes, memory_notes, read_memory_facts
+from kvops.fleet.etcd import MEMBERS as ETCD_MEMBERS
+from kvops.fleet.local import LocalGroup, StartPlan
+from kvops.fleet.preflight import human_bytes
+from kvops.limits import GIB, MIB
+from kvops.store.topology import read_topology
 
 READY_TIMEOUT_S: Final = 30.0
 READY_TIMEOUT_S_PER_GIB: Final = 2.0  # populating memory on a busy machine
+HUGE_PAGES: Final = {"off": 0, "2MiB": 2 * MIB, "1GiB": GIB}
+PREFLIGHT_COLUMNS: Final = (
+    Column("check"),
+    Column("outcome"),
+    Column("observed"),
+    Column("needed"),
+    Column("fix"),
+)
 
 
 @options.command("start")
-@click.option("--masters", type=click.IntRange(1), default=1, show_default=True, help="Masters.")
+@click.option(
+    "--masters", type=click.IntRange(1), default=1, show_default=True, help="Masters; several need --etcd."
+)
+@click.option(
+    "--etcd",
+    multiple=True,
+    metavar="HOST:PORT,…|auto",
+    help="Elects the leading master; auto: start one of three members here.",
+)
 @click.option(
     "--stores",
     type=click.IntRange(0, 64),
-    default=1,
-    show_default=True,
+    show_default="one a NUMA node",
     help="Store nodes, each its own logical host.",
 )
 @click.option(
     "--segment-size", type=SIZE_BYTES, default="1GiB", show_default=True, help="Memory of each store."
+)
+@click.option(
+    "--hugepages",
+    type=click.Choice(["2MiB", "1GiB", "off"]),
+    default="off",
+    show_default=True,
+    help="Pages of the stores' memory; they must be reserved.",
+)
+@click.option(
+    "--numa",
+    type=click.Choice(["bind", "off"]),
+    default="bind",
+    show_default=True,
+    help="Bind each store's CPUs and memory to one NUMA node.",
 )
 @click.option(
     "--placement",
@@ -62,8 +94,11 @@ READY_TIMEOUT_S_PER_GIB: Final = 2.0  # populating memory on a busy machine
 def command(
     settings: Settings,
     masters: int,
-    stores: int,
+    etcd: tuple[str, ...],
+    stores: int | None,
     segment_size: int,
+    hugepages: str,
+    numa: str,
     placement: str,
     transports: tuple[str, ...],
     listen: str,
@@ -75,6 +110,9 @@ def command(
     r"""
     Start a group on this machine; returns when it is ready, and shows it as status does.
 
+    Without --stores there is one for each NUMA node, all on one logical host. A store serves as soon as the first
+    piece of its memory is prepared; status shows how far the rest is.
+
     When a member does not come up, or on Ctrl-C, everything that was started is stopped again.
     A group that runs already is shown and left alone (exit code 5).
 
@@ -82,16 +120,13 @@ def command(
     Examples:
       kvops start
       kvops start --stores 3 --segment-size 4GiB --listen 127.0.0.1:7800
+      kvops start --masters 3 --etcd auto --stores 3
+      kvops start --segment-size 512GiB --hugepages 1GiB --dry-run
       kvops -g other start --stores 2
     """
     from kvops.cli.units import split_list
-    from kvops.store.config import SEGMENT_ALIGN_BYTES, SEGMENT_SIZE_BYTES_MIN, TRANSPORTS
+    from kvops.store.config import SEGMENT_ALIGN_BYTES, SEGMENT_SIZE_BYTES_MIN, TRANSPORTS, split_address
 
-    if masters > 1:
-        raise Refused(
-            f"{masters} masters need etcd to elect a leader, which this version cannot use",
-            fix="use --masters 1",
-        )
     if segment_size < SEGMENT_SIZE_BYTES_MIN or segment_size % SEGMENT_ALIGN_BYTES:
         raise UsageError(
             f"a segment cannot have {segment_size:,} B",
@@ -103,33 +138,45 @@ def command(
         raise UsageError(
             f"unknown transport {', '.join(unknown) or '(none)'}", fix=f"use some of {', '.join(TRANSPORTS)}"
         )
+    endpoints = [text.removeprefix("http://").rstrip("/") for text in split_list(etcd)]
+    auto = endpoints == ["auto"]
+    if not auto:
+        for endpoint in endpoints:
+            split_address(endpoint)
+    page_bytes = HUGE_PAGES[hugepages]
+    if page_bytes and segment_size % page_bytes:
+        raise UsageError(
+            f"a segment of {segment_size:,} B is not whole pages of {hugepages}",
+            fix=f"use a --segment-size that is a multiple of {hugepages}",
+        )
+    nodes = [node.index for node in read_topology().store_nodes]
     plan = StartPlan(
-        stores=stores,
+        stores=max(1, len(nodes)) if stores is None else stores,
+        one_host=stores is None,
+        numa_nodes=tuple(nodes) if numa == "bind" and len(nodes) > 1 else (),
+        huge_page_bytes=page_bytes,
         segment_size_bytes=segment_size,
         placement=placement,
         transports=tuple(wanted),
         listen=listen,
         control=control,
         http=http,
+        masters=masters,
+        etcd=() if auto else tuple(endpoints),
+        etcd_members=ETCD_MEMBERS if auto else 0,
     )
     out = Output(settings)
     target = resolve(settings, starting=True)
     local = target.require_local()
     if dry_run:
-        steps = local.steps(plan)
-        if out.structured:
-            out.document({"group": target.name, "dry_run": True, "steps": steps})
-            return 0
-        out.header(target.label, "would do, in this order:")
-        for step in steps:
-            click.echo(f"  {step}" if out.human else step)
-        return 0
-    for note in (
-        memory_notes(read_memory_facts(), segment_size_bytes=segment_size) if settings.verbose else ()
-    ):
-        out.note(f"note: {note}")
-    gib = stores * segment_size / (1 << 30)
-    timeout_s = settings.timeout_s(READY_TIMEOUT_S + READY_TIMEOUT_S_PER_GIB * gib)
+        return _show_steps(out, target, local, plan)
+    if numa == "bind" and len(nodes) == 1 and settings.verbose:
+        out.note("note: this machine has one NUMA node: there is nothing to bind stores to")
+    if settings.verbose:
+        for finding in local.findings(plan):
+            if finding.note:
+                out.note(f"note: {finding.note}")
+    timeout_s = ready_timeout_s(settings, plan.stores * segment_size)
     try:
         local.start(plan, timeout_s=timeout_s, tell=lambda name, text: out.note(f"{name:<10} {text}"))
     except AlreadyRunning as error:
@@ -145,6 +192,37 @@ def command(
             return error.exit_code  # the one document holds both
         raise
     return _show_started(out, settings)
+
+
+def ready_timeout_s(settings: Settings, memory_bytes: int) -> float:
+    """How long members with so much memory between them may take to be ready: --timeout, or by their size."""
+    return settings.timeout_s(READY_TIMEOUT_S + READY_TIMEOUT_S_PER_GIB * memory_bytes / GIB)
+
+
+def _show_steps(out: Output, target: Target, local: LocalGroup, plan: StartPlan) -> int:
+    """What start would do, and what it would be refused for: exit code 5 then."""
+    steps, findings = local.steps(plan), local.findings(plan)
+    rows = [finding.row() for finding in findings]
+    nodes = read_topology().store_nodes
+    note = "one NUMA node: nothing to bind stores to" if len(nodes) == 1 else ""
+    code = Refused.exit_code if any(finding.error for finding in findings) else 0
+    if out.structured:
+        out.document(
+            {"group": target.name, "dry_run": True, "steps": steps, "preflight": rows, "numa_note": note}
+        )
+        return code
+    out.header(target.label, "would do, in this order:")
+    for step in steps:
+        click.echo(f"  {step}" if out.human else step)
+    if out.human:
+        out.line("this machine:")
+        out.table(PREFLIGHT_COLUMNS, rows)
+        if note:
+            out.line(f"note: {note}")
+    for finding in findings if not out.human else ():
+        if finding.error:
+            out.note(f"would be refused: {finding.error}")
+    return code
 
 
 def _show_started(out: Output, settings: Settings) -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
 
 from kvops.cli import options
-from kvops.cli.clients import look
+from kvops.cli.clients import look, look_until
 from kvops.cli.context import Target, resolve
 from kvops.cli.options import Settings
 from kvops.cli.output import Column, Output
@@ -19,12 +17,12 @@ from kvops.fleet.health import Health, Judgement, Reason
 from kvops.fleet.preflight import human_bytes
 
 EXIT_CODES: Final = {Health.HEALTHY: 0, Health.DEGRADED: 1, Health.DOWN: 3}
-WAIT_PAUSE_S: Final = 0.2  # between looks with --wait
 SETTLE_S: Final = 10.0  # for stores to find a restarted master and tell it what they hold
 PASSING: Final = frozenset(
     {
         "master.unseen",
         "master.no_leader",
+        "master.behind",
         "store.unseen",
         "store.unmounted",
         "store.suspected",
@@ -49,8 +47,25 @@ COLUMNS: Final = (
     Column("transports", "list", wide=True),
     Column("control", wide=True),
     Column("http", wide=True),
+    Column("populated_share", wide=True),
+    Column("populate_eta_s", wide=True),
 )
 
+
+HOLD_COLUMNS: Final = (
+    Column("number", title="hold"),
+    Column("target"),
+    Column("kind"),
+    Column("state"),
+    Column("left", "count"),
+    Column("objects", "count"),
+    Column("owner"),
+    Column("since"),
+    Column("reason"),
+    Column("stores", "list", wide=True),
+    Column("swept", "count", wide=True),
+    Column("migrated", "count", wide=True),
+)
 
 CLIENT_COLUMNS: Final = (
     Column("name", title="client"),
@@ -80,30 +95,18 @@ def command(settings: Settings, wait: str | None) -> int:
     if wait is None:
         target = resolve(settings)
         return show(out, target, look(target, timeout_s=settings.timeout_s()))
-    deadline = time.monotonic() + settings.timeout_s(60.0)
-    pause = threading.Event()
-    while True:
-        target = resolve(settings)
-        left_s = deadline - time.monotonic()
-        judgement = look(target, timeout_s=max(0.1, min(2.0, left_s)))
-        if judgement.health is Health.HEALTHY or left_s <= WAIT_PAUSE_S:
-            break
-        pause.wait(WAIT_PAUSE_S)
+    target, judgement = look_until(
+        settings, lambda seen: seen.health is Health.HEALTHY, timeout_s=settings.timeout_s(60.0)
+    )
     code = show(out, target, judgement)
     return code if code == 0 else EXIT_CODES[Health.DOWN]
 
 
 def look_settled(settings: Settings) -> tuple[Target, Judgement]:
     """Look at what was just started, and again while what is amiss passes by itself, for ``SETTLE_S`` at most."""
-    deadline = time.monotonic() + SETTLE_S
-    pause = threading.Event()
-    while True:
-        target = resolve(settings)
-        judgement = look(target, timeout_s=5.0)
-        passing = any(reason.code in PASSING for reason in judgement.reasons)
-        if not passing or time.monotonic() >= deadline:
-            return target, judgement
-        pause.wait(WAIT_PAUSE_S)
+    return look_until(
+        settings, lambda seen: not any(reason.code in PASSING for reason in seen.reasons), timeout_s=SETTLE_S
+    )
 
 
 def show(out: Output, target: Target, judgement: Judgement, **more: Any) -> int:
@@ -118,6 +121,8 @@ def show(out: Output, target: Target, judgement: Judgement, **more: Any) -> int:
         out.line(f"  {out.state(reason.code.partition('.')[2]):<10}  {_reason_text(reason, now)}")
     rows = [row | {"role": "master"} for row in judgement.masters]
     out.table(COLUMNS, [*rows, *(row | {"role": "store"} for row in judgement.stores)])
+    if judgement.holds and out.human:
+        out.table(HOLD_COLUMNS, judgement.holds)
     if out.format == "wide":
         out.table(CLIENT_COLUMNS, judgement.clients)
         if not judgement.clients:
@@ -134,7 +139,8 @@ def _summary(judgement: Judgement) -> str:
     ]
     more = ""
     if judgement.populated_bytes < judgement.capacity_bytes:
-        more = f" ({human_bytes(judgement.populated_bytes)} ready, filling)"
+        share = judgement.populated_bytes / judgement.capacity_bytes
+        more = f" ({share:.0%} prepared{_eta(judgement)})"
     elif judgement.capacity_bytes:
         more = f" ({judgement.used_bytes / judgement.capacity_bytes:.0%})"
     return ", ".join(
@@ -144,6 +150,12 @@ def _summary(judgement: Judgement) -> str:
             f"{human_bytes(judgement.used_bytes)} of {human_bytes(judgement.capacity_bytes)}{more}",
         ]
     )
+
+
+def _eta(judgement: Judgement) -> str:
+    """How long the slowest store will need for the rest of its memory."""
+    left = [eta for row in judgement.stores if (eta := row["populate_eta_s"]) is not None]
+    return f", {human_age(max(left))} to go" if left and max(left) > 0 else ""
 
 
 def _reason_text(reason: Reason, now: datetime) -> str:

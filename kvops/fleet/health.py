@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -72,6 +73,7 @@ class Judgement:
     masters: list[dict[str, Any]]
     stores: list[dict[str, Any]]
     clients: list[dict[str, Any]] = field(default_factory=list)
+    holds: list[dict[str, Any]] = field(default_factory=list)
     objects: int = 0
     used_bytes: int = 0
     capacity_bytes: int = 0  # of the segments of the stores that serve
@@ -93,7 +95,7 @@ class Judgement:
             "masters": self.masters,
             "stores": self.stores,
             "clients": self.clients,
-            "holds": [],
+            "holds": self.holds,
             "objects": self.objects,
             "used_bytes": self.used_bytes,
             "capacity_bytes": self.capacity_bytes,
@@ -149,6 +151,7 @@ def last_change(events: Iterable[Event]) -> dict[str, str]:
     return {event.subject: event.time for event in events}
 
 
+ETCD_SILENT_MS: Final = 3_000  # one member of etcd that died is found out sooner
 _TROUBLE: Final = ("store.suspected", "store.lost")
 _BACK: Final = ("store.mounted", "store.ready", "store.recovered")
 
@@ -172,6 +175,44 @@ def trouble_since(events: Iterable[Event]) -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mounted:
+    """When a store came, and with how much of its memory prepared."""
+
+    at: str  # RFC 3339
+    populated_bytes: int
+
+
+def mounted_at(events: Iterable[Event]) -> dict[str, Mounted]:
+    """Each store's last mount, from events oldest first."""
+    found = {}
+    for event in events:
+        populated = event.detail.get("populated_bytes")
+        if event.event == "store.mounted" and isinstance(populated, int):
+            found[event.subject] = Mounted(at=event.time, populated_bytes=populated)
+    return found
+
+
+def populate_eta_s(
+    mounted: Mounted | None, *, populated_bytes: int, capacity_bytes: int, now: datetime
+) -> float | None:
+    """
+    How long a store will need for the rest of its memory, at its own pace since it was mounted.
+
+    Returns:
+        Seconds; 0 when all of it is there, None while its pace is not known.
+    """
+    if populated_bytes >= capacity_bytes:
+        return 0.0
+    if mounted is None:
+        return None
+    taken_s = (now - datetime.fromisoformat(mounted.at)).total_seconds()
+    gained = populated_bytes - mounted.populated_bytes
+    if gained <= 0 or taken_s <= 0:
+        return None
+    return (capacity_bytes - populated_bytes) * taken_s / gained
+
+
 def judge(
     *,
     group: str,
@@ -181,6 +222,8 @@ def judge(
     since: Mapping[str, str],
     trouble: Mapping[str, str] = MappingProxyType({}),
     stopped_since: str | None = None,
+    mounts: Mapping[str, Mounted] = MappingProxyType({}),
+    now: datetime | None = None,
 ) -> Judgement:
     """
     Judge a group.
@@ -193,19 +236,35 @@ def judge(
         since: When each subject last changed.
         trouble: Since when each store that is in trouble has been (``trouble_since``).
         stopped_since: When a group that was stopped on purpose was stopped.
+        mounts: When each store came (``mounted_at``): how fast its memory is being prepared.
+        now: In UTC; without it no time to go is given.
     """
     reasons: list[Reason] = []
     unseen: list[str] = []
+    leaders = [status for status in answers.values() if status.role == "leader"]
+    leader = max(leaders, key=lambda status: status.term, default=None)
     masters = []
     for one in (one for one in known if one.role == "master"):
         status = answers.get(one.name)
-        masters.append(_master_row(one, status))
+        masters.append(_master_row(one, status, leader))
         if status is not None:
+            if leader is not None and not status.promotable:
+                reasons.append(
+                    Reason(
+                        code="master.behind", subject=one.name, text="could not lead now: it is catching up"
+                    )
+                )
+            if status.etcd_silent_ms >= ETCD_SILENT_MS:
+                reasons.append(
+                    Reason(
+                        code="master.no_etcd",
+                        subject=one.name,
+                        text=f"etcd has not answered it for {status.etcd_silent_ms / 1_000:.0f} s",
+                    )
+                )
             continue
         unseen.append(one.name)
         reasons.append(_master_reason(one))
-    leaders = [status for status in answers.values() if status.role == "leader"]
-    leader = max(leaders, key=lambda status: status.term, default=None)
     if leader is None and answers:
         reasons.append(Reason(code="master.no_leader", subject=group, text="no master leads"))
 
@@ -219,6 +278,9 @@ def judge(
     stores = [_store_row(name, by_name.get(name), mounted.get(name), leader) for name in names]
     for row in stores:
         state = row["state"]
+        row["populate_eta_s"] = _eta(row, mounts.get(row["name"]), now)
+        held = _hold_of(row, leader)
+        row["hold"] = held["number"] if held is not None else None
         row["since"] = _since(
             state, by_name.get(row["name"]), trouble.get(row["name"]), since.get(row["name"])
         )
@@ -226,11 +288,13 @@ def judge(
             unseen.append(row["name"])
         elif state in _STORE_TEXT:
             follow = _next(state, row["name"], row["pid"])
+            if state == "draining" and held is not None:
+                follow = f"kvops undrain {held['target']}"
             reasons.append(
                 Reason(
                     code=f"store.{state}",
                     subject=row["name"],
-                    text=_STORE_TEXT[state],
+                    text=_held_text(held) if state == "draining" and held else _STORE_TEXT[state],
                     since=row["since"],
                     next=follow if row["name"] in by_name else "",
                 )
@@ -271,6 +335,7 @@ def judge(
             {"name": one.name, "host": one.host, "pid": one.pid, "connections": one.connections}
             for one in (leader.clients if leader is not None else [])
         ],
+        holds=_holds(leader),
         objects=leader.objects if leader is not None else 0,
         used_bytes=leader.used_bytes if leader is not None else 0,
         capacity_bytes=sum(row["capacity_bytes"] for row in serving) if leader is not None else 0,
@@ -278,6 +343,45 @@ def judge(
         evicted_total=leader.evicted_total if leader is not None else 0,
         unseen=unseen,
     )
+
+
+def _eta(row: Mapping[str, Any], mounted: Mounted | None, now: datetime | None) -> float | None:
+    """Of a store that serves; rounded as an estimate deserves."""
+    if now is None or row["state"] not in _SERVING:
+        return None
+    eta_s = populate_eta_s(
+        mounted, populated_bytes=row["populated_bytes"], capacity_bytes=row["capacity_bytes"], now=now
+    )
+    return None if eta_s is None else round(eta_s, 1)
+
+
+def _holds(leader: MasterStatus | None) -> list[dict[str, Any]]:
+    """Every hold as JSON gives it; what was not counted yet is null."""
+    if leader is None:
+        return []
+    names = (name for name in type(leader.holds[0]).__struct_fields__) if leader.holds else ()
+    fields = list(names)
+    rows = []
+    for hold in leader.holds:
+        row: dict[str, Any] = {name: getattr(hold, name) for name in fields}
+        row |= {"kind": str(hold.kind), "state": str(hold.state)}
+        row["left"] = None if hold.left < 0 else hold.left
+        rows.append(row)
+    return rows
+
+
+def _hold_of(row: Mapping[str, Any], leader: MasterStatus | None) -> dict[str, Any] | None:
+    """The strictest hold that a store is under, by its name or its host."""
+    found = [
+        hold for hold in _holds(leader) if hold["target"] == (row["host"] if hold["host"] else row["name"])
+    ]
+    return max(found, key=lambda hold: str(hold["kind"]), default=None)  # "drain" is above "cordon"
+
+
+def _held_text(hold: Mapping[str, Any]) -> str:
+    done = {"drained": "drained", "lost": "drained; its process died meanwhile"}
+    why = f": {hold['reason']}" if hold["reason"] else ""
+    return f"{done.get(hold['state'], 'being drained')} by {hold['owner']} (hold #{hold['number']}{why})"
 
 
 def _newest_mounts(stores: Iterable[StoreInfo]) -> dict[str, StoreInfo]:
@@ -314,12 +418,13 @@ def _master_reason(one: Known) -> Reason:
     )
 
 
-def _master_row(one: Known, status: MasterStatus | None) -> dict[str, Any]:
+def _master_row(one: Known, status: MasterStatus | None, leader: MasterStatus | None) -> dict[str, Any]:
     if status is None:
         state = {Life.ENDED: "down", Life.STOPPED: "stopped"}.get(one.life, "unseen")
         role, term, lag = None, None, None
     else:
-        state, role, term, lag = status.role, status.role, status.term, 0
+        state, role, term = status.role, status.role, status.term
+        lag = max(0, leader.sequence - status.sequence) if leader is not None else None
     return {
         "name": status.name if status is not None else one.name,
         "address": one.address or (status.address if status is not None else ""),
@@ -327,7 +432,9 @@ def _master_row(one: Known, status: MasterStatus | None) -> dict[str, Any]:
         "host": status.host if status is not None else one.host,
         "role": role,
         "term": term,
-        "lag": lag,
+        "lag": lag,  # operations
+        "applied": status.sequence if status is not None else None,
+        "promotable": status.promotable if status is not None else None,
         "state": state,
         "control": one.control,
         "http": one.http,
@@ -356,6 +463,9 @@ def _store_row(
         "state": state,
         "capacity_bytes": info.capacity_bytes if info is not None else 0,
         "populated_bytes": info.populated_bytes if info is not None else 0,
+        "populated_share": round(info.populated_bytes / info.capacity_bytes, 4)
+        if info is not None and info.capacity_bytes
+        else 0.0,
         "used_bytes": info.used_bytes if info is not None else 0,
         "objects": info.objects if info is not None else 0,
         "transports": list(info.transports) if info is not None else [],

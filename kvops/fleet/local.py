@@ -49,7 +49,7 @@ from kvops.errors import (
     UsageError,
 )
 from kvops.files import default_state_dir, load_yaml, write_private, write_yaml
-from kvops.fleet import preflight
+from kvops.fleet import etcd, preflight
 from kvops.fleet.process import (
     ProcessIdentity,
     Spawned,
@@ -70,18 +70,21 @@ if TYPE_CHECKING:
 STATE_SCHEMA: Final = 1
 DEFAULT_GROUP: Final = "local"
 STORES_MAX: Final = 64  # on one machine
+MASTERS_MAX: Final = 7
+ETCD_TTL_S: Final = 2  # of a leader's lease in an etcd that is not ours: its election takes a second
 LOG_BYTES_MAX: Final = 64 * MIB  # a longer log is set aside at the next start
 LOG_TAIL_LINES: Final = 12  # shown when a member ends while starting
 LOG_TAIL_BYTES: Final = 8192
 LOCK_TIMEOUT_S: Final = 15.0
 TERM_GRACE_S: Final = 10.0  # from SIGTERM to SIGKILL
+RELEASE_S_PER_GIB: Final = 1.0  # the kernel takes 0.3 s of an ending process to free a GiB of 4 KiB pages
 KILL_GRACE_S: Final = 5.0  # from SIGKILL to giving up: only the kernel can hold a process longer
 UNDO_GRACE_S: Final = 3.0  # … of a start that failed: nobody uses these processes yet
 RUNTIME_PATH_BYTES_MAX: Final = (
     70  # leaves room for a member's name under the 107 bytes of a Unix socket's path
 )
 
-Role = Literal["master", "store"]
+Role = Literal["etcd", "master", "store"]
 Tell = Callable[[str, str], None]
 """Takes a member's name and what just happened to it, for people to read."""
 Command = Callable[[str, Path], Sequence[str]]
@@ -90,6 +93,8 @@ Command = Callable[[str, Path], Sequence[str]]
 
 def serve_command(role: str, config_file: Path) -> list[str]:
     """Run the role by this interpreter; ``-P`` keeps the working directory out of the import path."""
+    if role == "etcd":
+        return [etcd.program(), "--config-file", str(config_file)]
     return [sys.executable, "-P", "-m", "kvops", "serve", role, "--config", str(config_file)]
 
 
@@ -157,6 +162,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     placement: str = "local-first"
     transports: list[str] = []
     segment_size_bytes: int = 0
+    huge_page_bytes: int = 0
     started: str = ""
     members: list[Member] = []
 
@@ -172,6 +178,11 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
                 return member
         names = ", ".join(member.name for member in self.members) or "none"
         raise UsageError(f"group {self.group} has no member {name}", fix=f"its members: {names}")
+
+    @property
+    def release_s(self) -> float:
+        """How long the kernel may take to free one store's segment; all stores' are freed at once."""
+        return 0.0 if self.huge_page_bytes else RELEASE_S_PER_GIB * self.segment_size_bytes / GIB
 
     def with_member(self, changed: Member) -> GroupState:
         """The same group with one member replaced."""
@@ -190,6 +201,37 @@ class StartPlan:
     listen: str = "127.0.0.1:0"  # the master's wire
     control: str = "127.0.0.1:0"  # the master's gRPC
     http: str = "127.0.0.1:0"  # the master's metrics
+    huge_page_bytes: int = 0  # 0: the kernel's usual pages
+    numa_nodes: tuple[int, ...] = ()  # store i is bound to the i-th, over and over; none: unbound
+    one_host: bool = False  # the stores share a failure domain; else each is a logical host of its own
+    masters: int = 1  # several need etcd
+    etcd: tuple[str, ...] = ()  # host:port of one that runs
+    etcd_members: int = 0  # … or how many members of one of our own
+    etcd_ttl_s: int = 0  # of the leader's lease; 0: what suits that etcd
+
+    def members(self) -> list[Member]:
+        """Who will be in the group."""
+        nodes = self.numa_nodes or (0,)
+        return [
+            *(Member(name=f"etcd-{i}", role="etcd", host=f"host-{i}") for i in range(self.etcd_members)),
+            *(Member(name=f"master-{i}", role="master", host=f"host-{i}") for i in range(self.masters)),
+            *(
+                Member(
+                    name=f"store-{i}",
+                    role="store",
+                    host="host-0" if self.one_host else f"host-{i}",
+                    numa_node=nodes[i % len(nodes)],
+                )
+                for i in range(self.stores)
+            ),
+        ]
+
+    def master_address(self, what: Literal["listen", "control", "http"], number: int) -> str:
+        """Where one of several masters listens: the next port for each, or any."""
+        host, _, port = {"listen": self.listen, "control": self.control, "http": self.http}[what].rpartition(
+            ":"
+        )
+        return f"{host}:{int(port) + number if int(port) else 0}"
 
     @property
     def store_host(self) -> str:
@@ -365,15 +407,15 @@ class LocalGroup:
     # Changing
 
     @contextmanager
-    def lock(self, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    def lock(self, *, timeout_s: float = LOCK_TIMEOUT_S, name: str = "lock") -> Iterator[None]:
         """
-        Be the only one who changes this group.
+        Be the only one who changes this group, or, by another ``name``, who does something longer to it.
 
         Raises:
             Refused: Somebody else was for too long.
         """
         preflight.check_folder(self.folder)
-        path = self.folder / "lock"
+        path = self.folder / name
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             deadline = time.monotonic() + timeout_s
@@ -427,19 +469,21 @@ class LocalGroup:
                 transports=list(plan.transports),
                 segment_size_bytes=plan.segment_size_bytes,
                 started=utc_now(),
-                members=[Member(name="master-0", role="master", host="host-0")]
-                + [Member(name=f"store-{i}", role="store", host=f"host-{i}") for i in range(plan.stores)],
+                huge_page_bytes=plan.huge_page_bytes,
+                members=plan.members(),
             )
             self._write(state)
             deadline = time.monotonic() + timeout_s
             with self._undone_on_trouble():
-                write_yaml(self.config_file("master-0"), self._master_config(plan))
-                state = self._bring_up(state, ["master-0"], deadline=deadline, tell=tell)
+                endpoints = list(plan.etcd) or self._write_etcd_configs(state)
+                state = self._bring_up(state, _named(state, "etcd"), deadline=deadline, tell=tell)
+                for number, name in enumerate(_named(state, "master")):
+                    write_yaml(self.config_file(name), self._master_config(plan, name, number, endpoints))
+                state = self._bring_up(state, _named(state, "master"), deadline=deadline, tell=tell)
                 for member in state.members:
                     if member.role == "store":
                         write_yaml(self.config_file(member.name), self._store_config(plan, state, member))
-                stores = [member.name for member in state.members if member.role == "store"]
-                return self._bring_up(state, stores, deadline=deadline, tell=tell)
+                return self._bring_up(state, _named(state, "store"), deadline=deadline, tell=tell)
 
     def restart(
         self,
@@ -467,11 +511,22 @@ class LocalGroup:
             deadline = time.monotonic() + timeout_s
             self._prepare_folders()
             with self._undone_on_trouble(only=[member.name for member in chosen]):
-                for role in ("master", "store"):
+                for role in ("etcd", "master", "store"):
                     some = [member.name for member in chosen if member.role == role]
                     if some:
                         state = self._bring_up(state, some, deadline=deadline, tell=tell)
             return state
+
+    def restart_steps(self, members: Sequence[Member], *, now: bool = False) -> list[str]:
+        """Exactly what ``restart`` would do to these members, one line a step."""
+        verb = "SIGKILL" if now else "SIGTERM"
+        return [
+            f"send {verb} to {one.name} (pid {one.pid}) and wait for its end"
+            for one in members
+            if one.running
+        ] + [
+            f"run {one.role} with {self.config_file(one.name)} and wait until it is ready" for one in members
+        ]
 
     def stop(
         self, *, now: bool = False, grace_s: float = TERM_GRACE_S, tell: Tell = lambda name, text: None
@@ -531,16 +586,36 @@ class LocalGroup:
             wait_ended([identity], timeout_s=TERM_GRACE_S)  # collects it, when it is a child of ours
         return f"{name} got {signals[action].name} (pid {member.pid})"
 
+    def findings(self, plan: StartPlan) -> list[preflight.Finding]:
+        """What a start would be refused for, and what was found in order; nothing is changed."""
+        from kvops.store.config import split_address
+
+        kinds: tuple[Literal["listen", "control", "http"], ...] = ("listen", "control", "http")
+        addresses = [
+            (f"master-{number} ({what})", *split_address(plan.master_address(what, number)))
+            for number in range(plan.masters)
+            for what in kinds
+        ]
+        needs = preflight.Needs(
+            stores=plan.stores,
+            segment_size_bytes=plan.segment_size_bytes,
+            processes=plan.stores + plan.masters + plan.etcd_members,
+            huge_page_bytes=plan.huge_page_bytes,
+            numa_nodes=plan.numa_nodes,
+        )
+        facts = preflight.read_memory_facts()
+        return [preflight.judge_addresses(addresses), *preflight.judge_limits(facts, needs)]
+
     def steps(self, plan: StartPlan) -> list[str]:
         """Exactly what ``start`` would do, one line a step."""
         steps = [f"make {self.folder} (mode 0700)", f"make {self.runtime_dir()} (mode 0700) for sockets"]
         if not self.secret_file.exists():
             steps.append(f"write {self.secret_file} (mode 0600): 32 random bytes")
-        for name in ["master-0", *(f"store-{i}" for i in range(plan.stores))]:
-            role = name.partition("-")[0]
-            steps.append(f"write {self.config_file(name)}")
-            steps.append(f"run   {shlex.join(self._command(role, self.config_file(name)))}")
-            steps.append(f"wait  until {name} is ready; log in {self.log_file(name)}")
+        for member in plan.members():
+            config_file = self.config_file(member.name)
+            steps.append(f"write {config_file}")
+            steps.append(f"run   {shlex.join(self._command(member.role, config_file))}")
+            steps.append(f"wait  until {member.name} is ready; log in {self.log_file(member.name)}")
         return steps
 
     # Pieces of the above; the lock is held
@@ -549,22 +624,18 @@ class LocalGroup:
         write_yaml(self.state_file, state)
 
     def _preflight(self, plan: StartPlan) -> None:
-        from kvops.store.config import split_address
-
         if not 0 <= plan.stores <= STORES_MAX:
             raise UsageError(f"{plan.stores} stores on one machine", fix=f"use 0 to {STORES_MAX}")
-        preflight.check_addresses(
-            [
-                (f"master-0 ({what})", *split_address(address))
-                for what, address in (("listen", plan.listen), ("control", plan.control), ("http", plan.http))
-            ]
-        )
-        preflight.check_memory(
-            preflight.read_memory_facts(),
-            stores=plan.stores,
-            segment_size_bytes=plan.segment_size_bytes,
-            processes=plan.stores + 1,
-        )
+        if not 1 <= plan.masters <= MASTERS_MAX:
+            raise UsageError(f"{plan.masters} masters on one machine", fix=f"use 1 to {MASTERS_MAX}")
+        if plan.masters > 1 and not (plan.etcd or plan.etcd_members):
+            raise UsageError(
+                f"{plan.masters} masters need etcd to elect a leader",
+                fix="add --etcd HOST:PORT, or --etcd auto",
+            )
+        if plan.etcd_members:
+            etcd.program()
+        preflight.refuse(self.findings(plan))
 
     def _prepare_folders(self) -> None:
         for folder in (self.folder, self.folder / "configs", self.folder / "logs"):
@@ -585,21 +656,37 @@ class LocalGroup:
         if not self.secret_file.exists():
             write_private(self.secret_file, os.urandom(32).hex().encode() + b"\n")
 
-    def _master_config(self, plan: StartPlan) -> MasterConfig:
+    def _write_etcd_configs(self, state: GroupState) -> list[str]:
+        """Configure an etcd of our own, empty at every start; its endpoints."""
+        names = _named(state, "etcd")
+        folders = [self._member_folder(name) for name in names]
+        for folder in folders:
+            shutil.rmtree(folder / "data", ignore_errors=True)
+        token = f"{self.name}-{os.urandom(6).hex()}"
+        configurations = etcd.configurations(names, [folder / "data" for folder in folders], token=token)
+        for name, configuration in zip(names, configurations, strict=True):
+            write_yaml(self.config_file(name), configuration)
+        return [etcd.endpoint(configuration) for configuration in configurations]
+
+    def _master_config(
+        self, plan: StartPlan, name: str, number: int, endpoints: Sequence[str]
+    ) -> MasterConfig:
         from kvops.store.config import MasterConfig
         from kvops.store.model import PlacementPolicy
 
         return MasterConfig(
             group=self.name,
-            name="master-0",
-            host="host-0",
+            name=name,
+            host=f"host-{number}",
             secret_file=str(self.secret_file.absolute()),
-            state_dir=str(self._member_folder("master-0")),
-            listen=plan.listen,
-            control=plan.control,
-            http=plan.http,
-            unix_path=str(self.runtime_dir() / "master-0.sock"),
+            state_dir=str(self._member_folder(name)),
+            listen=plan.master_address("listen", number),
+            control=plan.master_address("control", number),
+            http=plan.master_address("http", number),
+            unix_path=str(self.runtime_dir() / f"{name}.sock"),
             placement=PlacementPolicy(plan.placement),
+            etcd=list(endpoints),
+            etcd_ttl_s=plan.etcd_ttl_s or (etcd.LEASE_TTL_S if plan.etcd_members else ETCD_TTL_S),
         )
 
     def _store_config(self, plan: StartPlan, state: GroupState, member: Member) -> StoreConfig:
@@ -611,6 +698,8 @@ class LocalGroup:
             name=member.name,
             host=member.host,
             numa_node=member.numa_node,
+            numa_bind=bool(plan.numa_nodes),
+            huge_page_bytes=plan.huge_page_bytes,
             masters=masters,
             secret_file=str(self.secret_file.absolute()),
             state_dir=str(self._member_folder(member.name)),
@@ -772,15 +861,23 @@ class LocalGroup:
     ) -> list[Stopped]:
         stopped: list[Stopped] = []
         left: list[Member] = []
+        release_s = state.release_s
+        grace_s += release_s
         # Stores first: a master that is still there can tell their clients.
-        waves = [members] if now else [[m for m in members if m.role == role] for role in ("store", "master")]
+        waves = (
+            [members]
+            if now
+            else [[m for m in members if m.role == role] for role in ("store", "master", "etcd")]
+        )
         for wave in waves:
             asked: dict[ProcessIdentity, Member] = {}
             for member in wave:
                 identity = member.identity
                 if identity is None:
                     continue
-                if send_signal(identity, signal.SIGKILL if now else signal.SIGTERM):
+                # Our own etcd is made anew at every start, and takes seconds to hand over its leadership.
+                at_once = now or member.role == "etcd"
+                if send_signal(identity, signal.SIGKILL if at_once else signal.SIGTERM):
                     send_signal(identity, signal.SIGCONT)  # a stopped process would not see SIGTERM
                     asked[identity] = member
                 else:
@@ -789,13 +886,13 @@ class LocalGroup:
                         Stopped(name=member.name, role=member.role, pid=member.pid, how="had ended")
                     )
             killed = set(asked) if now else set()
-            remaining = wait_ended(asked, timeout_s=KILL_GRACE_S if now else grace_s)
+            remaining = wait_ended(asked, timeout_s=KILL_GRACE_S + release_s if now else grace_s)
             if remaining and not now:
                 for identity in remaining:
                     tell(asked[identity].name, f"did not end within {grace_s:g} s: killed")
                     send_signal(identity, signal.SIGKILL)
                 killed.update(remaining)
-                remaining = wait_ended(remaining, timeout_s=KILL_GRACE_S)
+                remaining = wait_ended(remaining, timeout_s=KILL_GRACE_S + release_s)
             for identity, member in asked.items():
                 if identity in remaining:
                     left.append(member)
@@ -817,6 +914,10 @@ class LocalGroup:
                 fix="the kernel holds it: see cat /proc/PID/stack and dmesg",
             )
         return stopped
+
+
+def _named(state: GroupState, role: Role) -> list[str]:
+    return [member.name for member in state.members if member.role == role]
 
 
 def local_groups(state_dir: Path) -> list[str]:

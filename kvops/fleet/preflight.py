@@ -11,13 +11,14 @@ import errno
 import os
 import resource
 import socket
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from kvops.errors import ConfigError, Refused
+from kvops.errors import ConfigError, KvopsError, Refused
 from kvops.limits import MIB
+from kvops.store.topology import Topology, huge_fix, read_topology
 
 PROCESS_BYTES: Final = 160 * MIB  # resident memory of one small master or store beside its segment, with room
 DISK_FREE_BYTES_MIN: Final = 64 * MIB  # one journal segment
@@ -43,7 +44,10 @@ class MemoryFacts:
     file_size_limit_bytes: int | None = None  # RLIMIT_FSIZE; it bounds a memfd as well
     address_space_limit_bytes: int | None = None  # RLIMIT_AS
     locked_limit_bytes: int | None = None  # RLIMIT_MEMLOCK
+    may_lock: bool = False  # CAP_IPC_LOCK lifts it: mlock(2)
     open_files_limit: int | None = None  # RLIMIT_NOFILE
+    committable_bytes: int | None = None  # with vm.overcommit_memory 2: CommitLimit less Committed_AS
+    topology: Topology = field(default_factory=Topology)
 
 
 def human_bytes(count: int) -> str:
@@ -107,16 +111,19 @@ def read_cgroup_limits(proc: Path = Path("/proc"), root: Path = Path("/")) -> tu
     """Every memory limit above us, nearest first; ``root`` is where mount points are looked up."""
     limits = []
     for mount_point, below, second in _memory_cgroups(proc):
-        limit_name, used_name, cache_name = (
-            ("memory.max", "memory.current", "inactive_file")
+        # Above memory.high nothing is refused, but whoever asks is slowed down until it stands still.
+        limit_names, used_name, cache_name = (
+            (("memory.max", "memory.high"), "memory.current", "inactive_file")
             if second
-            else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            else (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
         )
         for part in (below, *below.parents):
             folder = root / mount_point.relative_to("/") / part
-            limit, used = _read(folder / limit_name).strip(), _read(folder / used_name).strip()
+            texts = [_read(folder / name).strip() for name in limit_names]
+            used = _read(folder / used_name).strip()
             # Version 2 says "max", version 1 a number near 2**63, where there is no limit.
-            if not limit.isdigit() or int(limit) >= 1 << 60:
+            found = [int(text) for text in texts if text.isdigit() and int(text) < 1 << 60]
+            if not found:
                 continue
             cache = 0
             for line in _read(folder / "memory.stat").splitlines():
@@ -125,7 +132,7 @@ def read_cgroup_limits(proc: Path = Path("/proc"), root: Path = Path("/")) -> tu
                     cache = int(value)
             usage = int(used) if used.isdigit() else 0
             limits.append(
-                CgroupLimit(path=str(folder), limit_bytes=int(limit), used_bytes=max(0, usage - cache))
+                CgroupLimit(path=str(folder), limit_bytes=min(found), used_bytes=max(0, usage - cache))
             )
     return tuple(limits)
 
@@ -150,79 +157,283 @@ def read_memory_facts() -> MemoryFacts:
         file_size_limit_bytes=_rlimit(resource.RLIMIT_FSIZE),
         address_space_limit_bytes=_rlimit(resource.RLIMIT_AS),
         locked_limit_bytes=_rlimit(resource.RLIMIT_MEMLOCK),
+        may_lock=_has_capability(14),  # capabilities(7): CAP_IPC_LOCK
         open_files_limit=_rlimit(resource.RLIMIT_NOFILE),
+        committable_bytes=meminfo.get("CommitLimit", 0) - meminfo.get("Committed_AS", 0)
+        if _read(Path("/proc/sys/vm/overcommit_memory")).strip() == "2"
+        else None,
+        topology=read_topology(),
     )
 
 
-def check_memory(facts: MemoryFacts, *, stores: int, segment_size_bytes: int, processes: int) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a start will ask of this machine."""
+
+    stores: int
+    segment_size_bytes: int
+    processes: int
+    huge_page_bytes: int = 0
+    numa_nodes: tuple[int, ...] = ()  # store i is bound to the i-th, over and over; none: unbound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at before a start."""
+
+    check: str
+    observed: str
+    needed: str
+    error: KvopsError | None = None  # why a start is refused
+    note: str = ""  # what does not stop a start but is worth knowing
+
+    def row(self) -> dict[str, str]:
+        """As ``kvops start --dry-run`` shows it."""
+        return {
+            "check": self.check,
+            "outcome": "fail" if self.error else "note" if self.note else "ok",
+            "observed": self.observed,
+            "needed": self.needed,
+            "fix": self.error.fix if self.error else self.note,
+        }
+
+
+def refuse(findings: Iterable[Finding]) -> None:
     """
-    Refuse segments that this machine cannot hold.
+    Refuse a start by all that is in its way, at once.
+
+    Raises:
+        KvopsError: The one trouble there is, or a Refused that numbers them.
+    """
+    errors = [one.error for one in findings if one.error is not None]
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise Refused(
+            f"{len(errors)} things are in the way:\n"
+            + "\n".join(f"{number}. {error.what}" for number, error in enumerate(errors, 1)),
+            fix="\n".join(f"{number}. {error.fix}" for number, error in enumerate(errors, 1)),
+        )
+
+
+def judge_limits(facts: MemoryFacts, needs: Needs) -> list[Finding]:
+    """
+    Hold what a start needs against what this machine gives; every finding, good ones too.
 
     Segments are anonymous memory files (memfd): the size of the /dev/shm mount does not bound them, the
     machine's memory and the control group's limit do. They are populated at start, so a lack shows now or
-    never.
-
-    Raises:
-        Refused: A limit is too low; the largest segment that fits is named.
+    never. Huge pages were taken from the machine's memory when they were reserved, and are not charged to a
+    memory control group.
     """
-    need = stores * segment_size_bytes + processes * PROCESS_BYTES
+    findings = [*_memory(facts, needs), *_numa_memory(facts, needs), *_huge_pages(facts, needs)]
+    segment = needs.segment_size_bytes
+    findings.append(
+        _limit(
+            "file size (ulimit -f)",
+            facts.file_size_limit_bytes,
+            segment,
+            what=f"a segment of {human_bytes(segment)} is larger than files may be",
+            fix="ulimit -f unlimited",
+        )
+    )
+    findings.append(
+        _limit(
+            "address space (ulimit -v)",
+            facts.address_space_limit_bytes,
+            segment + PROCESS_BYTES,
+            what=f"a store of {human_bytes(segment)} does not fit its address space",
+            fix="ulimit -v unlimited",
+        )
+    )
+    files = facts.open_files_limit
+    findings.append(
+        Finding(
+            check="open files (ulimit -n)",
+            observed="no limit" if files is None else str(files),
+            needed=str(OPEN_FILES_MIN),
+            error=Refused(
+                f"processes may open {files} files; a master wants {OPEN_FILES_MIN} or more",
+                fix=f"ulimit -n {OPEN_FILES_MIN * 4}",
+            )
+            if files is not None and files < OPEN_FILES_MIN
+            else None,
+        )
+    )
+    locked = facts.locked_limit_bytes
+    free_to_lock = locked is None or facts.may_lock
+    findings.append(
+        Finding(
+            check="locked memory (ulimit -l)",
+            observed="no limit" if free_to_lock else human_bytes(locked or 0),
+            needed="nothing: shm and tcp lock none",
+            note=f"segments are not locked in memory: ulimit -l is {human_bytes(locked or 0)}; verbs would refuse "
+            "to register them; ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit"
+            if not free_to_lock and (locked or 0) < segment
+            else "",
+        )
+    )
+    findings.append(
+        Finding(
+            check="/dev/shm",  # noqa: S108 (a name, not a path)
+            observed=f"{human_bytes(facts.shm_used_bytes)} used",
+            needed="nothing: segments are memfd",
+        )
+    )
+    return findings
+
+
+def _limit(check: str, limit_bytes: int | None, need_bytes: int, *, what: str, fix: str) -> Finding:
+    """A limit of this process that its children inherit."""
+    observed = "no limit" if limit_bytes is None else human_bytes(limit_bytes)
+    which = check.partition("(")[2].rstrip(")")
+    return Finding(
+        check=check,
+        observed=observed,
+        needed=human_bytes(need_bytes),
+        error=Refused(f"{what} ({observed}, {which})", fix=fix)
+        if limit_bytes is not None and need_bytes > limit_bytes
+        else None,
+    )
+
+
+def _memory(facts: MemoryFacts, needs: Needs) -> Iterator[Finding]:
+    """The machine's memory, every control group's, and what strict overcommit leaves."""
+    stores, segment, processes = needs.stores, needs.segment_size_bytes, needs.processes
+    if needs.huge_page_bytes:
+        segment = 0
+    need = stores * segment + processes * PROCESS_BYTES
+    asked = (
+        f"{stores} × {human_bytes(segment)} of segments and {processes} processes need {human_bytes(need)}"
+    )
 
     def fix(free_bytes: int) -> str:
         fits = (free_bytes - processes * PROCESS_BYTES) // max(1, stores) // MIB
-        smaller = f"use --segment-size {fits}MiB or less" if fits >= 1 else "free some memory"
+        smaller = f"use --segment-size {fits}MiB or less" if fits >= 1 and segment else "free some memory"
         return f"{smaller}, or fewer --stores"
 
-    asked = (
-        f"{stores} × {human_bytes(segment_size_bytes)} of segments and {processes} processes "
-        f"need {human_bytes(need)}"
-    )
     for group in facts.cgroups:
-        free = group.limit_bytes - group.used_bytes
-        if need > free:
-            raise Refused(
-                f"{asked}; the memory limit of {group.path} leaves {human_bytes(max(0, free))} "
+        free = max(0, group.limit_bytes - group.used_bytes)
+        yield Finding(
+            check="cgroup memory",
+            observed=f"{human_bytes(free)} of {human_bytes(group.limit_bytes)} left in {group.path}",
+            needed=human_bytes(need),
+            error=Refused(
+                f"{asked}; the memory limit of {group.path} leaves {human_bytes(free)} "
                 f"of {human_bytes(group.limit_bytes)}",
                 fix=f"{fix(free)}, or raise the limit",
             )
-    if need > facts.available_bytes:
-        held = ""
-        if facts.shm_used_bytes >= 64 * MIB:
-            held = f" (files in /dev/shm hold {human_bytes(facts.shm_used_bytes)}: remove what nobody needs)"
-        raise Refused(
+            if need > free
+            else None,
+        )
+    held = ""
+    if facts.shm_used_bytes >= 64 * MIB:
+        held = f" (files in /dev/shm hold {human_bytes(facts.shm_used_bytes)}: remove what nobody needs)"
+    yield Finding(
+        check="memory",
+        observed=f"{human_bytes(facts.available_bytes)} available",
+        needed=human_bytes(need),
+        error=Refused(
             f"{asked}; {human_bytes(facts.available_bytes)} are available{held}",
             fix=fix(facts.available_bytes),
         )
-    if facts.file_size_limit_bytes is not None and segment_size_bytes > facts.file_size_limit_bytes:
-        raise Refused(
-            f"a segment of {human_bytes(segment_size_bytes)} is larger than files may be "
-            f"({human_bytes(facts.file_size_limit_bytes)}, ulimit -f)",
-            fix="ulimit -f unlimited",
-        )
-    address_space = facts.address_space_limit_bytes
-    if address_space is not None and segment_size_bytes + PROCESS_BYTES > address_space:
-        raise Refused(
-            f"a store of {human_bytes(segment_size_bytes)} does not fit its address space "
-            f"({human_bytes(address_space)}, ulimit -v)",
-            fix="ulimit -v unlimited",
-        )
-    if facts.open_files_limit is not None and facts.open_files_limit < OPEN_FILES_MIN:
-        raise Refused(
-            f"processes may open {facts.open_files_limit} files; a master wants {OPEN_FILES_MIN} or more",
-            fix=f"ulimit -n {OPEN_FILES_MIN * 4}",
+        if need > facts.available_bytes
+        else None,
+    )
+    if facts.committable_bytes is not None:
+        left = facts.committable_bytes
+        yield Finding(
+            check="overcommit",
+            observed=f"{human_bytes(left)} may be promised (vm.overcommit_memory is 2)",
+            needed=human_bytes(need),
+            error=Refused(
+                f"{asked}; vm.overcommit_memory is 2 and leaves {human_bytes(left)} to promise",
+                fix="sysctl -w vm.overcommit_memory=0, or raise vm.overcommit_ratio",
+            )
+            if need > left
+            else None,
         )
 
 
-def memory_notes(facts: MemoryFacts, *, segment_size_bytes: int) -> list[str]:
-    """What does not stop a start but is worth knowing."""
-    notes = []
-    locked = facts.locked_limit_bytes
-    # CAP_IPC_LOCK lifts the limit: mlock(2). Effective capabilities as in capabilities(7), bit 14.
-    if locked is not None and locked < segment_size_bytes and not _has_capability(14):
-        notes.append(
-            f"segments are not locked in memory: ulimit -l is {human_bytes(locked)}; "
-            "verbs would refuse to register them"
+def _by_node(needs: Needs) -> dict[int, int]:
+    """How many stores each node gets."""
+    counts: dict[int, int] = {}
+    for number in range(needs.stores if needs.numa_nodes else 0):
+        node = needs.numa_nodes[number % len(needs.numa_nodes)]
+        counts[node] = counts.get(node, 0) + 1
+    return counts
+
+
+def _numa_memory(facts: MemoryFacts, needs: Needs) -> Iterator[Finding]:
+    """A store that is bound to a node gets no memory from another."""
+    if needs.huge_page_bytes:
+        return
+    for index, stores in _by_node(needs).items():
+        node = facts.topology.node(index)
+        available = node.available_bytes if node is not None else 0
+        need = stores * needs.segment_size_bytes
+        yield Finding(
+            check=f"memory of NUMA node {index}",
+            observed=f"{human_bytes(available)} available",
+            needed=human_bytes(need),
+            error=Refused(
+                f"{stores} × {human_bytes(needs.segment_size_bytes)} bound to NUMA node {index} need "
+                f"{human_bytes(need)}; it has {human_bytes(available)}",
+                fix=f"use --segment-size {available // stores // MIB}MiB or less, or --numa off",
+            )
+            if need > available
+            else None,
         )
-    return notes
+
+
+def _huge_pages(facts: MemoryFacts, needs: Needs) -> Iterator[Finding]:
+    """Reserved pages of the size that was asked for, on every node a store is bound to."""
+    size = needs.huge_page_bytes
+    if not size:
+        return
+    each = needs.segment_size_bytes // size
+    counts = _by_node(needs)
+    nodes: list[tuple[str, int, int]] = []  # where, how many are free, how many are needed
+    for index, stores in counts.items():
+        node = facts.topology.node(index)
+        pool = node.huge.get(size) if node is not None else None
+        nodes.append((f" on NUMA node {index}", pool.free if pool else 0, each * stores))
+    if not counts:
+        pools = [node.huge[size] for node in facts.topology.nodes if size in node.huge]
+        nodes = [("", sum(pool.free for pool in pools), each * needs.stores)]
+    for where, free, need in nodes:
+        index_text = where.rpartition(" ")[2]
+        fix = huge_fix(size, need - free)
+        if len(facts.topology.nodes) > 1 and index_text:
+            folder = f"/sys/devices/system/node/node{index_text}/hugepages/hugepages-{size // 1024}kB"
+            fix = (
+                f"echo $(($(cat {folder}/nr_hugepages) + {need - free})) > {folder}/nr_hugepages; "
+                "or --hugepages off"
+            )
+        yield Finding(
+            check=f"huge pages of {human_bytes(size)}{where}",
+            observed=f"{free} free",
+            needed=f"{need} of them",
+            error=Refused(
+                f"{need} huge pages of {human_bytes(size)} are needed{where}; {free} are free", fix=fix
+            )
+            if need > free
+            else None,
+        )
+
+
+def judge_addresses(addresses: Sequence[tuple[str, str, int]]) -> Finding:
+    """As ``check_addresses``, as a finding."""
+    error: KvopsError | None = None
+    try:
+        check_addresses(addresses)
+    except (Refused, ConfigError) as found:
+        error = found
+    return Finding(
+        check="addresses",
+        observed="free" if error is None else "not free",
+        needed=", ".join(f"{host}:{port or 'any'}" for _, host, port in addresses),
+        error=error,
+    )
 
 
 def _has_capability(bit: int) -> bool:

@@ -73,6 +73,7 @@ class WireTrouble(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     what: str
     fix: str
+    leader: str = ""  # with NotLeader: the wire address of the master that leads, where it is known
 
 
 def _mac(secret: bytes, side: bytes, hello: bytes, nonce: bytes) -> bytes:

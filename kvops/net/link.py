@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from kvops.errors import AuthFailed, Unreachable, WireError
+from kvops.errors import AuthFailed, NotLeader, Unreachable, WireError
 from kvops.net import wire
 from kvops.net.auth import Caller, Hello, Welcome, WireTrouble
 from kvops.net.resolve import resolver
@@ -310,8 +310,11 @@ class Link:
             if head.kind == Kind.ERROR:
                 trouble = decode(body, WireTrouble)
                 self.close()
+                what = f"{self.address}: {trouble.what}"
+                if trouble.code == "NotLeader":
+                    raise NotLeader(what, fix=trouble.fix, leader=trouble.leader or None)
                 kind = AuthFailed if trouble.code == "AuthFailed" else Unreachable
-                raise kind(f"{self.address}: {trouble.what}", fix=trouble.fix)
+                raise kind(what, fix=trouble.fix)
             if self.state is LinkState.HANDSHAKE:
                 self._handshake(head, body)
             elif head.payload_bytes:

@@ -8,7 +8,7 @@ from typing import Final, cast
 
 import msgspec
 
-from kvops.errors import AuthFailed, KvopsError, Refused, WireError
+from kvops.errors import AuthFailed, KvopsError, NotLeader, Refused, WireError
 from kvops.net import wire
 from kvops.net.auth import HANDSHAKE_BYTES_MAX, Hello, Listener, Welcome, WireTrouble
 from kvops.net.wire import Frame, Kind
@@ -91,8 +91,11 @@ class WirePeer(asyncio.BufferedProtocol):
 
     # What a subclass does.
 
+    def admit(self, hello: Hello) -> None:
+        """The peer has proved the secret; raise to turn it away."""
+
     def authenticated(self, hello: Hello) -> None:
-        """The peer has proved the secret."""
+        """The peer has been welcomed."""
 
     def frame(self, frame: Frame, body: bytes) -> None:
         """A whole frame has arrived, its payload included."""
@@ -119,7 +122,10 @@ class WirePeer(asyncio.BufferedProtocol):
 
     def fail(self, error: KvopsError) -> None:
         """Tell the peer why, and hang up."""
-        trouble = WireTrouble(code=type(error).__name__, what=error.what[:1_000], fix=error.fix[:1_000])
+        leader = error.leader or "" if isinstance(error, NotLeader) else ""
+        trouble = WireTrouble(
+            code=type(error).__name__, what=error.what[:1_000], fix=error.fix[:1_000], leader=leader
+        )
         self.transport.write(wire.pack(Kind.ERROR, msgspec.msgpack.encode(trouble)))
         self.transport.close()
 
@@ -236,7 +242,9 @@ class WirePeer(asyncio.BufferedProtocol):
         if head.kind == Kind.HELLO:
             self.transport.write(wire.pack(Kind.CHALLENGE, self._listener.challenge(body)))
         elif head.kind == Kind.PROOF:
-            self.hello = self._listener.accept(body)
+            hello = self._listener.accept(body)
+            self.admit(hello)
+            self.hello = hello
             self._peers.proved(self)
             self._make_room(self.buffer_bytes)
             if self._timeout is not None:

@@ -68,6 +68,11 @@ class Kind(IntEnum):
     BEAT = 68
     FREE = 70
     UNMOUNT = 72
+    LEAVE = 74
+
+    # Standby → leader, and the leader's operations back on the same connection.
+    JOIN = 80
+    REPLICATE = 82
 
     # Client → store.
     WRITE = 96

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvops.errors import AuthFailed, Unreachable, WireError
+from kvops.errors import Unreachable, WireError
 from kvops.limits import CONNECT_TIMEOUT_MS
 from kvops.net.auth import Hello
+from kvops.net.dial import dial
 from kvops.net.link import Address, Link, LinkState, call, establish
 from kvops.net.spin import Spin
 from kvops.net.wire import Kind
@@ -22,6 +23,8 @@ from kvops.transfer.shm import Mapping
 PATIENCE_S: Final = (
     0.002  # a call that had less time than this says nothing about the peer it did not hear from
 )
+FAILOVER_OPEN_MS: Final = 50
+FAILOVER_OPEN_MS_MAX: Final = 200
 PROBE_TIMEOUT_S: Final = CONNECT_TIMEOUT_MS / 1_000
 IDLE_LINKS_MAX: Final = (
     16  # kept for the next call; more than that many calls at once open and close their own
@@ -89,13 +92,19 @@ class MasterChannel:
 
     def __init__(self, addresses: Sequence[Address], identity: Identity) -> None:
         self.addresses = tuple(addresses)
-        self.breaker = Breaker(rng=random.Random())
+        several = len(self.addresses) > 1
+        # Where another master may take over, look for it often.
+        self.breaker = (
+            Breaker(rng=random.Random(), open_ms_first=FAILOVER_OPEN_MS, open_ms_max=FAILOVER_OPEN_MS_MAX)
+            if several
+            else Breaker(rng=random.Random())
+        )
         self.last_error: str = ""
+        self.term = 0  # the highest of a master that welcomed us
         self.incarnation = 0  # of the master's process that we last connected to
         self._identity = identity
         self._idle = Idle()
         self._spin = Spin()
-        self._at = 0
         self._request = 0
 
     @property
@@ -141,34 +150,26 @@ class MasterChannel:
                 if time.monotonic() >= deadline:
                     raise
                 self._idle.clear()  # the master hung up since: ask again on a new connection
-        trouble: Unreachable | None = None
-        for address in self._rotated():
-            try:
-                return self._exchange(self._connect(address, deadline), kind, body, deadline)
-            except Unreachable as error:
-                trouble = error
-                self._at += 1
-                if isinstance(error, AuthFailed) or time.monotonic() >= deadline:
-                    break
-        assert trouble is not None
-        raise trouble
+        return self._exchange(self._connect(deadline), kind, body, deadline)
 
-    def _rotated(self) -> list[Address]:
-        at = self._at % len(self.addresses)
-        return [*self.addresses[at:], *self.addresses[:at]]
-
-    def _connect(self, address: Address, deadline: float) -> Link:
+    def _connect(self, deadline: float) -> Link:
         """
-        A link to the master: by its Unix socket where it tells us of one on this machine.
+        A link to the master that leads: by its Unix socket where it tells us of one on this machine.
 
         The choice is made before the first request: a link that is given up takes its puts with it.
         """
-        link = self._open(address)
-        establish(link, deadline=deadline)
+        link = dial(self.addresses, self._open, deadline=deadline)
         welcome = link.welcome
         assert welcome is not None
-        self.incarnation = welcome.incarnation
-        if not welcome.unix_path or welcome.boot_id != self._identity.hello.boot_id or address.is_unix:
+        if welcome.term < self.term:
+            link.close()
+            raise Unreachable(
+                f"{link.address} leads term {welcome.term}; term {self.term} has begun", fix="kvops status"
+            )
+        if welcome.incarnation != self.incarnation:
+            self._idle.clear()  # of a master that leads no more
+        self.term, self.incarnation = welcome.term, welcome.incarnation
+        if not welcome.unix_path or welcome.boot_id != self._identity.hello.boot_id or link.address.is_unix:
             return link
         try:
             nearer = self._open(Address(welcome.unix_path, 0))

@@ -8,14 +8,16 @@ absolute: a daemon's working directory is ``/``.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 
 from kvops.errors import UsageError
 from kvops.files import dump_yaml, load_yaml, parse_yaml, read_secret, write_private, write_yaml
-from kvops.limits import MIB
+from kvops.limits import ETCD_TTL_S_MAX, MIB
 from kvops.store.model import PlacementPolicy
+from kvops.store.topology import HUGE_PAGE_BYTES
 
 __all__ = [
     "MasterConfig",
@@ -37,6 +39,23 @@ TRANSPORTS: Final = ("shm", "tcp")
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
 """A group, member or host: what may stand in a path, a URL and a metric label without quoting."""
+
+
+def read_password(path: str) -> str:
+    """
+    The first line of a password file; "" without one.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    if not path:
+        return ""
+    try:
+        return Path(path).read_text().splitlines()[0].strip()
+    except (OSError, UnicodeDecodeError, IndexError) as error:
+        raise UsageError(
+            f"the password in {path} cannot be read: {error}", fix="see its mode and content"
+        ) from None
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -99,6 +118,13 @@ class MasterConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fie
     eviction_high_watermark: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95  # share of the pool
     eviction_low_watermark: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.93
     objects_max: Annotated[int, msgspec.Meta(ge=1, le=1 << 28)] = 16_000_000  # slots are 28-bit in the index
+    etcd: list[str] = []  # host:port; with them the master is one of several, and etcd says which one leads
+    etcd_ttl_s: Annotated[int, msgspec.Meta(ge=1, le=ETCD_TTL_S_MAX)] = 2  # of the leader's lease
+    etcd_ca: str = ""  # "": without TLS
+    etcd_cert: str = ""
+    etcd_key: str = ""
+    etcd_user: str = ""
+    etcd_password_file: str = ""
 
     def _addresses(self) -> dict[str, str]:
         return {"listen": self.listen, "control": self.control, "http": self.http}
@@ -106,6 +132,11 @@ class MasterConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         """Check the addresses, then how the watermarks relate."""
         _ProcessConfig.__post_init__(self)
+        for endpoint in self.etcd:
+            try:
+                split_address(endpoint)
+            except UsageError as error:
+                raise ValueError(f"etcd: {error.what}") from None
         if self.eviction_low_watermark >= self.eviction_high_watermark:
             raise ValueError(
                 f"eviction_low_watermark {self.eviction_low_watermark} is not below "
@@ -124,6 +155,8 @@ class StoreConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         1 << 30
     )
     transports: list[str] = msgspec.field(default_factory=lambda: list(TRANSPORTS))
+    numa_bind: bool = False  # run on numa_node's CPUs, with memory from there alone
+    huge_page_bytes: int = 0  # 0: the kernel's usual pages
 
     def __post_init__(self) -> None:
         """Check the addresses, the segment and the transports."""
@@ -137,6 +170,10 @@ class StoreConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ValueError(f"masters: {error.what}") from None
         if self.segment_size_bytes % SEGMENT_ALIGN_BYTES:
             raise ValueError(f"segment_size_bytes: not a multiple of {SEGMENT_ALIGN_BYTES}")
+        if self.huge_page_bytes not in (0, *HUGE_PAGE_BYTES):
+            raise ValueError(f"huge_page_bytes: not one of 0, {', '.join(map(str, HUGE_PAGE_BYTES))}")
+        if self.huge_page_bytes and self.segment_size_bytes % self.huge_page_bytes:
+            raise ValueError(f"segment_size_bytes: not a multiple of huge_page_bytes {self.huge_page_bytes}")
         unknown = [name for name in self.transports if name not in TRANSPORTS]
         if unknown or not self.transports:
             raise ValueError(

@@ -18,7 +18,19 @@ from kvops.errors import ParseError
 from kvops.net.rpc import SignedChannel
 from kvops.proto.kvops.v1 import control_pb2 as pb
 from kvops.proto.kvops.v1 import control_pb2_grpc
-from kvops.store.model import ClientInfo, Event, MasterStatus, PlacementPolicy, StoreInfo, StoreState
+from kvops.store.model import (
+    ClientInfo,
+    Event,
+    HoldInfo,
+    HoldKind,
+    HoldReply,
+    HoldState,
+    MasterStatus,
+    PlacementPolicy,
+    StopCheck,
+    StoreInfo,
+    StoreState,
+)
 
 SERVICE: Final[str] = pb.DESCRIPTOR.services_by_name["Control"].full_name
 
@@ -30,8 +42,12 @@ _STORE_FIELDS: Final = tuple(
 )
 _CLIENT_FIELDS: Final = ClientInfo.__struct_fields__
 _STATUS_FIELDS: Final = tuple(
-    name for name in MasterStatus.__struct_fields__ if name not in ("placement", "stores", "clients")
+    name for name in MasterStatus.__struct_fields__ if name not in ("placement", "stores", "clients", "holds")
 )
+_HOLD_FIELDS: Final = tuple(
+    name for name in HoldInfo.__struct_fields__ if name not in ("kind", "state", "stores")
+)
+_REPLY_FIELDS: Final = ("capacity_bytes", "pool_bytes", "pool_used_bytes")
 
 Kind = TypeVar("Kind", bound=StrEnum)
 
@@ -63,6 +79,30 @@ class ControlSource(Protocol):
         """Every event from now on."""
         ...
 
+    def hold(self, kind: HoldKind, request: pb.DrainRequest) -> HoldReply:
+        """Drain or cordon."""
+        ...
+
+    def lift(self, request: pb.UndrainRequest) -> HoldReply:
+        """Undrain."""
+        ...
+
+    def ok_to_stop(self, targets: Sequence[str]) -> HoldReply:
+        """What stopping these would do to the pool."""
+        ...
+
+    def step_down(self, *, owner: str, force: Sequence[str]) -> int:
+        """Let another master lead; the term that ends. ``Refused`` where none could."""
+        ...
+
+    def holds(self) -> HoldReply:
+        """Every hold."""
+        ...
+
+    async def remembered(self) -> None:
+        """Wait until what was changed is as durable as this master makes it."""
+        ...
+
 
 class ControlServicer(control_pb2_grpc.ControlServicer):
     """Answers ``kvops.v1.Control`` on the master's loop."""
@@ -89,7 +129,36 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             reply.clients.append(pb.ClientInfo(**{name: getattr(client, name) for name in _CLIENT_FIELDS}))
             if row % _ROWS_PER_SLICE == 0:
                 await asyncio.sleep(0)
+        reply.holds.extend(map(_hold_to_pb, status.holds))
         return reply
+
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.HoldReply:  # noqa: N802
+        """``ControlSource.hold``, answered once it is remembered."""
+        return await self._remembered(self._source.hold(HoldKind.DRAIN, request))
+
+    async def Cordon(self, request: pb.DrainRequest, context: Any) -> pb.HoldReply:  # noqa: N802
+        """``ControlSource.hold``, answered once it is remembered."""
+        return await self._remembered(self._source.hold(HoldKind.CORDON, request))
+
+    async def Undrain(self, request: pb.UndrainRequest, context: Any) -> pb.HoldReply:  # noqa: N802
+        """``ControlSource.lift``, answered once it is remembered."""
+        return await self._remembered(self._source.lift(request))
+
+    async def OkToStop(self, request: pb.OkToStopRequest, context: Any) -> pb.HoldReply:  # noqa: N802
+        """``ControlSource.ok_to_stop`` as a message."""
+        return _reply_to_pb(self._source.ok_to_stop(request.targets))
+
+    async def StepDown(self, request: pb.StepDownRequest, context: Any) -> pb.StepDownReply:  # noqa: N802
+        """``ControlSource.step_down`` as a message."""
+        return pb.StepDownReply(term=self._source.step_down(owner=request.owner, force=request.force))
+
+    async def Holds(self, request: pb.HoldsRequest, context: Any) -> pb.HoldReply:  # noqa: N802
+        """``ControlSource.holds`` as a message."""
+        return _reply_to_pb(self._source.holds())
+
+    async def _remembered(self, reply: HoldReply) -> pb.HoldReply:
+        await self._source.remembered()
+        return _reply_to_pb(reply)
 
     async def Events(self, request: pb.EventsRequest, context: Any) -> AsyncIterator[pb.Event]:  # noqa: N802
         """The events held, then new ones while the caller follows."""
@@ -146,6 +215,74 @@ class ControlClient:
         ):
             yield event_from_pb(message)
 
+    def drain(
+        self,
+        targets: Sequence[str],
+        *,
+        reason: str = "",
+        owner: str = "",
+        migrate: bool = False,
+        bandwidth_bps: int = 0,
+        force: Sequence[str] = (),
+        dry_run: bool = False,
+    ) -> HoldReply:
+        """
+        Take stores out of use; from the answer on nothing names them.
+
+        Raises:
+            UsageError: A target or a check that nobody knows.
+            Refused: A check says no.
+            Unreachable: As ``status``.
+        """
+        return reply_from_pb(
+            self._stub.Drain(
+                pb.DrainRequest(
+                    targets=targets,
+                    reason=reason,
+                    owner=owner,
+                    migrate=migrate,
+                    bandwidth_bps=bandwidth_bps,
+                    force=force,
+                    dry_run=dry_run,
+                )
+            )
+        )
+
+    def cordon(
+        self,
+        targets: Sequence[str],
+        *,
+        reason: str = "",
+        owner: str = "",
+        force: Sequence[str] = (),
+        dry_run: bool = False,
+    ) -> HoldReply:
+        """Put nothing new on stores; raises as ``drain``."""
+        request = pb.DrainRequest(targets=targets, reason=reason, owner=owner, force=force, dry_run=dry_run)
+        return reply_from_pb(self._stub.Cordon(request))
+
+    def undrain(self, targets: Sequence[str], *, owner: str = "", dry_run: bool = False) -> HoldReply:
+        """Let stores take part again; raises as ``drain``."""
+        request = pb.UndrainRequest(targets=targets, owner=owner, dry_run=dry_run)
+        return reply_from_pb(self._stub.Undrain(request))
+
+    def ok_to_stop(self, targets: Sequence[str]) -> HoldReply:
+        """What stopping stores would do to the rest of the pool; raises as ``drain``."""
+        return reply_from_pb(self._stub.OkToStop(pb.OkToStopRequest(targets=targets)))
+
+    def holds(self) -> HoldReply:
+        """Every hold; raises as ``status``."""
+        return reply_from_pb(self._stub.Holds(pb.HoldsRequest()))
+
+    def step_down(self, *, owner: str, force: Sequence[str] = ()) -> int:
+        """
+        Let another master lead; the term that ends.
+
+        Raises:
+            Refused: No other master has everything that was acknowledged; NotLeader when it does not lead.
+        """
+        return int(self._stub.StepDown(pb.StepDownRequest(owner=owner, force=force)).term)
+
     def close(self) -> None:
         """Drop the connection; a stream that is followed elsewhere ends with ``Unreachable``."""
         self._channel.close()
@@ -173,7 +310,56 @@ def status_from_pb(message: pb.StatusReply) -> MasterStatus:
             ClientInfo(**{name: getattr(client, name) for name in _CLIENT_FIELDS})
             for client in message.clients
         ],
-        **{name: getattr(message, name) for name in _STATUS_FIELDS},
+        holds=[_hold_from_pb(hold) for hold in message.holds],
+        **({name: getattr(message, name) for name in _STATUS_FIELDS} | {"members": list(message.members)}),
+    )
+
+
+def reply_from_pb(message: pb.HoldReply) -> HoldReply:
+    """
+    An answer about holds out of its message.
+
+    Raises:
+        ParseError: It uses a word that this version does not know.
+    """
+    return HoldReply(
+        holds=[_hold_from_pb(hold) for hold in message.holds],
+        checks=[
+            StopCheck(name=check.name, ok=check.ok, text=check.text, fix=check.fix)
+            for check in message.checks
+        ],
+        unchanged=list(message.unchanged),
+        **{name: getattr(message, name) for name in _REPLY_FIELDS},
+    )
+
+
+def _reply_to_pb(reply: HoldReply) -> pb.HoldReply:
+    return pb.HoldReply(
+        holds=map(_hold_to_pb, reply.holds),
+        checks=[
+            pb.StopCheck(name=check.name, ok=check.ok, text=check.text, fix=check.fix)
+            for check in reply.checks
+        ],
+        unchanged=reply.unchanged,
+        **{name: getattr(reply, name) for name in _REPLY_FIELDS},
+    )
+
+
+def _hold_to_pb(hold: HoldInfo) -> pb.Hold:
+    return pb.Hold(
+        kind=_enum_to_pb(pb.HoldKind, hold.kind),
+        state=_enum_to_pb(pb.HoldState, hold.state),
+        stores=hold.stores,
+        **{name: getattr(hold, name) for name in _HOLD_FIELDS},
+    )
+
+
+def _hold_from_pb(message: pb.Hold) -> HoldInfo:
+    return HoldInfo(
+        kind=_enum_from_pb(pb.HoldKind, HoldKind, message.kind),
+        state=_enum_from_pb(pb.HoldState, HoldState, message.state),
+        stores=list(message.stores),
+        **{name: getattr(message, name) for name in _HOLD_FIELDS},
     )
 
 
@@ -222,7 +408,12 @@ def _store_from_pb(message: pb.StoreInfo) -> StoreInfo:
 
 
 # Protobuf wants an enum's values to start with its name: READY of StoreState is STORE_STATE_READY there.
-_PREFIXES: Final = {pb.PlacementPolicy: "PLACEMENT_POLICY_", pb.StoreState: "STORE_STATE_"}
+_PREFIXES: Final = {
+    pb.PlacementPolicy: "PLACEMENT_POLICY_",
+    pb.StoreState: "STORE_STATE_",
+    pb.HoldKind: "HOLD_KIND_",
+    pb.HoldState: "HOLD_STATE_",
+}
 
 
 def _enum_to_pb(enum: Any, value: StrEnum) -> Any:

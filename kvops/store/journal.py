@@ -36,7 +36,7 @@ from xxhash import xxh3_64_intdigest
 
 from kvops.errors import ConfigError, ParseError
 from kvops.limits import MIB, STORE_COUNT_MAX
-from kvops.store.model import LOCATION, StoreInfo
+from kvops.store.model import LOCATION, Hold, StoreInfo
 from kvops.store.term import sync_directory
 
 MAGIC: Final = b"KVOJ"
@@ -56,10 +56,11 @@ class Kind(IntEnum):
     COMPLETE = 1  # rows of COMPLETE_ROW: objects that are readable from now on
     GONE = 2  # rows of GONE_ROW: objects that are not any more
     STORE = 3  # a StoreInfo: mounted, or changed; with state "gone" all its objects are gone
-    NOTE = 4  # a map of whatever else must survive: holds, settings
+    NOTE = 4  # a map of whatever else must survive
     OVERRUN = 5  # batches before this one are missing: the disk was too slow, or failed
     SNAPSHOT_END = 6  # a SnapshotEnd: a snapshot without it is not whole
     EXPIRES = 7  # rows of EXPIRES_ROW: until when those objects are readable that have a TTL
+    HOLDS = 8  # a list of Hold: set or changed together; "lifted" ends one
 
 
 class SnapshotEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +106,10 @@ class Batch:
     def note(self) -> dict[str, Any]:
         """The map of NOTE."""
         return msgspec.msgpack.decode(self.body, type=dict[str, Any])
+
+    def holds(self) -> list[Hold]:
+        """The holds of HOLDS."""
+        return msgspec.msgpack.decode(self.body, type=list[Hold])
 
     def snapshot_end(self) -> SnapshotEnd:
         """The counts of SNAPSHOT_END."""
@@ -284,6 +289,8 @@ class Recovery:
     stores: dict[int, StoreInfo] = field(default_factory=dict)
     """The last that was said of each mounted store, by id. Objects of others are in ``rows`` no more."""
     notes: list[dict[str, Any]] = field(default_factory=list)
+    holds: dict[str, Hold] = field(default_factory=dict)
+    """The last that was said of each target, lifted holds included: their numbers are not given again."""
     expires: dict[int, int] = field(default_factory=dict)
     """Until when an object is readable that has a TTL, in ms of CLOCK_BOOTTIME, by generation."""
     next_sequence: int = 0
@@ -307,6 +314,7 @@ def recover_state(directory: Path) -> Recovery:
     expires: dict[int, int] = {}
     stores: dict[int, StoreInfo] = {}
     notes: list[dict[str, Any]] = []
+    holds: dict[str, Hold] = {}
     count = 0  # of COMPLETE rows
     ends: dict[int, int] = {}  # store id → how many of these are of stores that had the id before
     next_sequence, whole = 0, True
@@ -327,6 +335,8 @@ def recover_state(directory: Path) -> Recovery:
                 stores[store.id] = store
             elif batch.kind == Kind.NOTE:
                 notes.append(batch.note())
+            elif batch.kind == Kind.HOLDS:
+                holds.update({hold.target: hold for hold in batch.holds()})
             elif batch.kind == Kind.OVERRUN:
                 whole = False
             elif batch.kind == Kind.SNAPSHOT_END:
@@ -356,7 +366,16 @@ def recover_state(directory: Path) -> Recovery:
     if expires:
         generations = rows["location"]["generation"]
         expires = {one: expires[one] for one in generations.tolist() if one in expires}
-    return Recovery(rows, mounted, notes, expires, next_sequence, max(highest, default=0), whole)
+    return Recovery(
+        rows,
+        stores=mounted,
+        notes=notes,
+        holds=holds,
+        expires=expires,
+        next_sequence=next_sequence,
+        generation_max=max(highest, default=0),
+        whole=whole,
+    )
 
 
 def live_rows(complete: Rows, gone: Rows) -> Rows:

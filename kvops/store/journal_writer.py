@@ -11,7 +11,7 @@ import fcntl
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +34,7 @@ from kvops.store.journal import (
     snapshots,
     unwritable,
 )
-from kvops.store.model import StoreInfo
+from kvops.store.model import Hold, StoreInfo
 from kvops.store.term import sync_directory
 
 SEGMENT_BYTES_MAX: Final = 64 * MIB
@@ -179,6 +179,10 @@ class JournalWriter:
     def append_store(self, store: StoreInfo) -> int:
         """Queue what is known of a store now."""
         return self.append(Kind.STORE, msgspec.msgpack.encode(store))
+
+    def append_holds(self, holds: Sequence[Hold]) -> int:
+        """Queue holds that were set or changed by one request."""
+        return self.append(Kind.HOLDS, msgspec.msgpack.encode(list(holds)))
 
     def append_note(self, note: dict[str, Any]) -> int:
         """Queue a map of anything that msgpack can hold."""

@@ -43,6 +43,7 @@ from kvops.net.wire import Kind, decode
 from kvops.store import messages as m
 from kvops.store.allocator import SEGMENT_BYTES_MAX
 from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
+from kvops.store.drain import Cause, Holds, Sweep, Sweeper
 from kvops.store.eviction import Evictor
 from kvops.store.journal import COMPLETE, COMPLETE_ROW, EXPIRES_ROW, GONE_ROW, Recovery
 from kvops.store.journal import Kind as JournalKind
@@ -55,6 +56,7 @@ from kvops.store.model import (
     ClientInfo,
     Digests,
     Generation,
+    Hold,
     ObjectFlag,
     PlacementPolicy,
     Slots,
@@ -81,18 +83,27 @@ EVICT_INTERVAL_MS: Final = 10
 CLAMP_SLOTS: Final = 512  # a tick; a round over 16 M slots takes an hour, and one is due within 24 days
 RESTORE_BATCH: Final = 65_536
 EVICT_SLICE: Final = 64  # objects; about 0.1 ms, and at most some 100 slices a second (field measurements)
-SWEEP_SLICE: Final = 64  # slots, after a response
+SPLIT_SLICE: Final = 64  # buckets, after a response
 PERMANENT_FLAGS: Final = ObjectFlag.SOFT_PIN | ObjectFlag.HARD_PIN | ObjectFlag.PARTS
 """Flags a writer may ask for; the others are the master's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """What must be remembered: rows of COMPLETE_ROW or GONE_ROW, or a store."""
+    """What must be remembered: rows of COMPLETE_ROW, GONE_ROW or EXPIRES_ROW, a store, or holds."""
 
     kind: JournalKind
     rows: NDArray[np.void] | None = None
     store: StoreInfo | None = None
+    holds: tuple[Hold, ...] = ()
+
+    def encode(self) -> tuple[JournalKind, int, bytes]:
+        """Kind, count of rows and body, as the journal and the standbys get it."""
+        if self.rows is not None:
+            return self.kind, len(self.rows), self.rows.tobytes()
+        if self.holds:
+            return self.kind, len(self.holds), msgspec.msgpack.encode(self.holds)
+        return self.kind, 1, msgspec.msgpack.encode(self.store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +146,6 @@ class Counters:
     preempted: int = 0
     no_space: int = 0
     adopted: int = 0
-    swept: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,13 +183,36 @@ class MasterCore:
         self._conns: dict[int, _Conn] = {}
         self._removes: dict[tuple[StoreId, Generation], tuple[_Remove, int]] = {}
         self._removes_open: deque[_Remove] = deque()
-        self._sweeps: deque[tuple[Store, int]] = deque()  # lost stores, and the next slot to look at
         self._orphans: deque[tuple[int, Put]] = deque()  # since when a put has had no writer's connection
         self._removed: dict[bytes, Generation] = {}  # key digest → the newest generation that a remove meant
         self._unconfirmed: set[Store] = set()  # those of which the index may say more than they hold
+        self.sweeper = Sweeper(
+            self.objects,
+            self.stores,
+            self.puts,
+            drop=lambda slots, now: self._drop(slots, now_ms=now),
+            unindex=self._unindex,
+            release=self._release_replica,
+            revoke=self._take_place,
+            done=self._swept,
+            requests=lambda: self.index.lookups_total + self.counters.puts,
+        )
+        self.holds = Holds(
+            self.stores,
+            self.sweeper,
+            remember=lambda holds: self.journal.append(JournalEntry(JournalKind.HOLDS, holds=tuple(holds))),
+            settle=lambda store, now: self._settle(store, now_ms=now),
+            leases_end_ms=self._leases_end_ms,
+            event=self._event,
+        )
+        self._leases_seen = 0  # hits and touches so far, as the timer last saw them
+        self._touches = 0
+        self._leased_ms = now_ms  # when it last saw new ones; a former master may have given some until now
         self._started_ms = now_ms
         self._pressure_bytes = 0  # a put found no room for this much: evict, whatever the watermark says
         self._evicting = False
+        self._evict_from_ms = now_ms  # a new leader waits for the leases of the one before
+        self._left: list[tuple[StoreId, int, int]] = []  # memory that those may lie on
         self._ticked_ms = now_ms
         self._last_evict_ms = now_ms
 
@@ -256,6 +289,8 @@ class MasterCore:
                 return self._announce(self._store_of(peer), body, now_ms=now_ms)
             case Kind.BEAT:
                 return self._beat(peer, decode(body, m.Beat), now_ms=now_ms)
+            case Kind.LEAVE:
+                return self._leave(self._store_of(peer), now_ms=now_ms)
             case Kind.UNMOUNT:
                 self._lose(self._store_of(peer), now_ms=now_ms, reason="it was stopped")
                 return b""
@@ -289,6 +324,7 @@ class MasterCore:
         """Renew leases and recency: for reads that take long, and for hits in an engine's own memory."""
         _check_digests(digests)
         self.objects.touch(digests, now_ms=now_ms)
+        self._touches += 1
         return self._head()
 
     def _stat(self, digests: bytes, *, now_ms: int) -> bytes:
@@ -331,6 +367,8 @@ class MasterCore:
             # An object whose store is away stays until its successor is whole.
             digest = raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
             put = self.puts.get(digest)
+            if put is not None:
+                put = self._without_drained(put, now_ms=now_ms)
             joins = put is not None and flags & put.flags & ObjectFlag.PARTS and put.size == sizes[row]
             if put is not None and (
                 now_ms - put.started_ms >= PUT_TTL_MS or not (put.writers or joins)  # a dead writer's
@@ -400,12 +438,13 @@ class MasterCore:
                 # Another rank was first, or the answer was lost and this is the second time.
                 slot = self.index.find_one(digest)
                 whole = slot and written[row] and int(self.index.location["generation"][slot]) == generation
+                whole = whole and not all(self._is_drained(place[0]) for place in self.objects.places(slot))
                 status[row] = PutStatus.STORED if whole else PutStatus.GONE
                 continue
             self.puts.pop(put)
             kept = []
             for replica, place in enumerate(put.places):
-                if place[0] and written[row] >> replica & 1:
+                if place[0] and written[row] >> replica & 1 and not self._is_drained(place[0]):
                     kept.append(place)
                 elif place[0]:
                     self._release(place, put.generation, put.footprint, not_before_ms=now_ms)
@@ -487,13 +526,37 @@ class MasterCore:
         self.counters.preempted += 1
         self._abandon(put, now_ms=now_ms)
 
+    def _is_drained(self, store_id: StoreId) -> bool:
+        store = self.stores.get(store_id)
+        return store is None or store.hidden_on_purpose
+
+    def _take_place(self, put: Put, store: Store, now_ms: int) -> None:
+        """A put loses its replica on a store; one that had no other is revoked, and its writer is told GONE."""
+        kept: list[tuple[StoreId, int]] = []
+        for place in put.places:
+            if place[0] == store.id:
+                self._release(place, put.generation, put.footprint, not_before_ms=now_ms)
+                place = (StoreId(0), 0)
+            kept.append(place)
+        put.places = kept
+        if not any(place[0] for place in kept):
+            self.puts.pop(put)
+
+    def _without_drained(self, put: Put, *, now_ms: int) -> Put | None:
+        """A put under way that another writer asks about, without what lies on stores that are drained."""
+        for store_id, _ in put.places:
+            store = self.stores.get(store_id)
+            if store is not None and store.hidden_on_purpose:
+                self._take_place(put, store, now_ms)
+        return self.puts.get(put.digest)
+
     def _press(self, footprint: int, replicas: int) -> None:
         """Evict for a put that found no room, if that can help it."""
         hosts: set[str] = set()
         for store in self.stores:
             if store.state is StoreState.ANNOUNCING:
                 return  # its memory is about to be ours to give
-            if store.state is StoreState.READY and store.populated_bytes >= footprint:
+            if store.takes_objects and store.populated_bytes >= footprint:
                 hosts.add(store.mount.host)
         if len(hosts) < replicas:
             return
@@ -507,7 +570,7 @@ class MasterCore:
             candidates = [
                 Candidate(store.id, store.mount.host, store.mount.numa_node, store.mount.name)
                 for store in self.stores
-                if store.state is StoreState.READY
+                if store.takes_objects
             ]
             self._candidates = (self.stores.epoch, candidates)
         return candidates
@@ -563,7 +626,9 @@ class MasterCore:
         ends = now_ms + LEASE_TTL_MS - ((now_ms - self.index.touched_ms[slots].astype(np.int64)) & U32)
         footprints = footprint_bytes(locations["size"].astype(np.int64), chunks_of(locations["flags"]))
         unconfirmed = {
-            store.id: store.announced[slots] for store in self._unconfirmed if store.announced is not None
+            store.id: store.announced[slots]
+            for store in self._unconfirmed
+            if store.announced is not None and not store.trusted
         }
         columns = (locations["generation"].tolist(), footprints.tolist(), ends.tolist())
         places = self._unindex(slots)
@@ -595,6 +660,15 @@ class MasterCore:
         self.stores.release(
             place[0], generation=generation, offset=place[1], footprint=footprint, not_before_ms=not_before_ms
         )
+
+    def _release_replica(self, store: Store, slot: int, now_ms: int) -> None:
+        """Have one replica's memory cleared, of an object that has others."""
+        generation, _, size, _, flags = self.index.location[slot].tolist()
+        footprint = footprint_bytes(size, chunk_of(flags))
+        for place in self.objects.places(slot):
+            if place[0] == store.id:
+                store.objects -= 1
+                self._release(place, generation, footprint, not_before_ms=now_ms)
 
     def _freed(self, store: Store, body: bytes, *, now_ms: int) -> None:
         for generation in _rows(body, m.FREE_ROW)["generation"].tolist():
@@ -630,19 +704,11 @@ class MasterCore:
 
         Its stores are hidden until they come back with the same incarnation; what they then announce decides.
         """
+        self.holds.restore(recovery.holds.values())
         for info in recovery.stores.values():
-            mount = m.Mount(
-                highest_generation=0,
-                **{
-                    name: getattr(info, name)
-                    for name in m.Mount.__struct_fields__
-                    if name != "highest_generation"
-                },
-            )
-            store = self.stores.add(
-                mount, conn=0, state=StoreState.SUSPECTED, now_ms=now_ms, store_id=info.id
-            )
+            store = self.restore_store(info, now_ms=now_ms)
             self._expect_announcement(store)
+            self.holds.entered(store, now_ms=now_ms)
         rows = recovery.rows
         for start in range(0, len(rows), RESTORE_BATCH):
             part = rows[start : start + RESTORE_BATCH]
@@ -665,6 +731,68 @@ class MasterCore:
                 slot = int(self.index.find(np.ascontiguousarray(row["digest"]).reshape(1, 2))[0])
                 place = (StoreId(int(row["location"]["store"])), int(row["location"]["offset"]))
                 self.objects.add_place(slot, place)
+
+    def restore_store(self, info: StoreInfo, *, now_ms: int) -> Store:
+        """Enter a store that a journal or a leader named; hidden until it mounts."""
+        fields = {
+            name: getattr(info, name) for name in m.Mount.__struct_fields__ if name != "highest_generation"
+        }
+        return self.stores.add(
+            m.Mount(highest_generation=0, **(fields | {"populated_bytes": 0})),
+            conn=0,
+            state=StoreState.SUSPECTED,
+            now_ms=now_ms,
+            store_id=info.id,
+        )
+
+    def promote(self, *, term: int, left: list[tuple[StoreId, int, int]], now_ms: int) -> None:
+        """
+        Begin to lead with a directory that followed the last leader to its end.
+
+        What it says of each store is trusted: a store that mounts again in the same life allocates at once. Its
+        slot table is read all the same, for what the last leader granted or dropped without telling.
+
+        Args:
+            term: Ours.
+            left: Store, offset and footprint of memory that objects left so lately that leases may be open on it.
+            now_ms: The time.
+        """
+        self.term, self._sequence = term, 0
+        self._started_ms = self._ticked_ms = self._last_evict_ms = now_ms
+        self._evict_from_ms = now_ms + LEASE_TTL_MS
+        for store in self.stores:
+            if store.state is StoreState.GONE:
+                self.sweeper.begin(Sweep(store, Cause.LOST))
+                continue
+            store.seen_ms = now_ms + STORE_TTL_MS  # it has to find us first
+            store.trusted = True
+            self._expect_announcement(store)
+            self.holds.entered(store, now_ms=now_ms)
+        self._left = left
+
+    def led(self, name: str, *, hot: bool, seconds: float, now_ms: int) -> None:
+        """A line for ``kvops events``: who leads from now on."""
+        self._event(
+            now_ms,
+            "master.elected",
+            name,
+            term=self.term,
+            objects=len(self.index),
+            hot=hot,
+            takeover_s=seconds,
+        )
+
+    def _build_allocator(self, store: Store, populated_bytes: int) -> None:
+        """Free is what is populated, and neither holds an object nor was left a moment ago."""
+        store.populate(populated_bytes)
+        offsets, sizes, flags = self.objects.lying_on(store.id, slots_used=self.index.slots_used)
+        footprints = footprint_bytes(sizes.astype(np.int64), chunks_of(flags)).astype(np.uint64)
+        held = store.allocator.reserve_batch(offsets, footprints)
+        assert held.all(), "the directory gives no byte twice, and none that is not there"
+        store.objects = len(offsets)
+        for store_id, offset, footprint in self._left:
+            if store_id == store.id and store.allocator.reserve(offset, footprint):
+                self.stores.mature_at(self._evict_from_ms, store, offset, footprint)
 
     def _with_ttl(self, rows: NDArray[np.void]) -> list[tuple[int, int]]:
         """Slot and generation of those of these objects, just inserted, that have a TTL."""
@@ -698,21 +826,31 @@ class MasterCore:
             known = self.stores.add(mount, conn=conn, state=StoreState.ANNOUNCING, now_ms=now_ms)
             self.journal.append(JournalEntry(JournalKind.STORE, store=known.info()))
             self._expect_announcement(known)
+            self.holds.entered(known, now_ms=now_ms)
         else:
             known.mount = mount
             known.conn = conn
         known.seen_ms = now_ms
         peer.store = known
-        if known.announcing and mount.highest_generation:
+        if known.trusted and not known.populated_bytes:
+            self._build_allocator(known, mount.populated_bytes)
+        if known.announcing and mount.highest_generation and not known.trusted:
             # The master before may have given leases on memory of which nothing is left to announce.
             known.closed_until_ms = self._started_ms + LEASE_TTL_MS
         self.stores.set_state(known, _state_when_heard(known, now_ms))
         known.unsent = [(generation, release.offset) for generation, release in known.releasing.items()]
         self.stores.unsent |= bool(known.unsent)
         known.populate(mount.populated_bytes)
-        self._event(now_ms, "store.mounted", mount.name, id=known.id, objects=mount.objects)
+        self._event(
+            now_ms,
+            "store.mounted",
+            mount.name,
+            id=known.id,
+            objects=mount.objects,
+            populated_bytes=mount.populated_bytes,
+        )
         # No put under way can lie on a store that still has to announce.
-        floor = self._next_floor() if known.announcing else self._floor()
+        floor = self._next_floor() if known.announcing and not known.trusted else self._floor()
         return wire.encode(
             m.Mounted(store_id=known.id, term=self.term, announce=known.announcing, floor=floor)
         )
@@ -745,6 +883,8 @@ class MasterCore:
         if not len(rows):
             self._announced(store, now_ms=now_ms)
             return b""
+        if store.trusted:
+            return self._reconcile(store, rows)
         known = self.index.find(np.ascontiguousarray(rows["digest"]))
         seen = store.announced[known] & (self.index.location["generation"][known] == rows["generation"])
         if store.releasing:
@@ -779,6 +919,26 @@ class MasterCore:
         for row in rows[~(known | fresh)]:
             self._announce_one(store, row, now_ms=now_ms)
         return forget.tobytes()
+
+    def _reconcile(self, store: Store, rows: NDArray[np.void]) -> bytes:
+        """
+        Rows of a store whose allocator followed the last leader; the slots that it is to forget.
+
+        What the directory does not know was granted by that leader, and never acknowledged; or dropped by it, and
+        the node had not heard. Its memory counts as free already.
+        """
+        assert store.announced is not None
+        slots = self.index.find(np.ascontiguousarray(rows["digest"]))
+        known = (slots != 0) & (self.index.location["generation"][slots] == rows["generation"])
+        forget = []
+        for at in np.flatnonzero(known).tolist():
+            if (store.id, int(rows["offset"][at])) in self.objects.places(int(slots[at])):
+                store.announced[slots[at]] = True
+        for generation, offset in rows[~known][["generation", "offset"]].tolist():
+            ours = generation >> GENERATION_SEQUENCE_BITS == self.term
+            if not (ours or generation in store.releasing):
+                forget.append((generation, offset))
+        return np.array(forget, m.FREE_ROW).tobytes()
 
     def _unwanted(self, store: Store, rows: NDArray[np.void]) -> NDArray[np.bool_]:
         """Which announced slots hold what was dropped while their store was away."""
@@ -846,7 +1006,7 @@ class MasterCore:
         for generation in store.doomed:  # not there any more
             self._remove_confirmed(store.id, generation)
         store.doomed.clear()
-        self._sweeps.append((store, 0))
+        self.sweeper.begin(Sweep(store, Cause.UNANNOUNCED))
         self._open(store, now_ms=now_ms)
 
     def _open(self, store: Store, *, now_ms: int) -> None:
@@ -892,15 +1052,38 @@ class MasterCore:
         store.releasing.clear()
         store.doomed.clear()
         store.unsent.clear()
-        store.announcing, store.announced = False, None
+        store.announcing, store.announced, store.trusted = False, None, False
         self._unconfirmed.discard(store)
-        self._sweeps = deque(sweep for sweep in self._sweeps if sweep[0] is not store)
         for put in self.puts:
             if any(place[0] == store.id for place in put.places):
                 put.places = [(StoreId(0), 0) if place[0] == store.id else place for place in put.places]
                 if not any(place[0] for place in put.places):
                     self.puts.pop(put)
-        self._sweeps.append((store, 0))
+        self.holds.lost(store, now_ms=now_ms)
+
+    def _leave(self, store: Store, *, now_ms: int) -> bytes:
+        """A node is about to end: nothing names it from now on; for how long readers may need it, in ms."""
+        if not store.leaving and store.state is not StoreState.GONE:
+            store.leaving = True
+            self._settle(store, now_ms=now_ms)
+            self._event(now_ms, "store.leaving", store.mount.name, id=store.id, objects=store.objects)
+        return m.LEAVE_REPLY.pack(max(0, self._leases_end_ms(now_ms) - now_ms))
+
+    def _settle(self, store: Store, *, now_ms: int) -> None:
+        """Give a store the state that follows from its hold, its connection and what readers say of it."""
+        if store.state is StoreState.GONE:
+            return
+        state = _state_when_heard(store, now_ms)
+        away = store.conn == 0 or now_ms - store.seen_ms >= STORE_TTL_MS or now_ms < store.suspect_until_ms
+        if away and state is not StoreState.DRAINING:
+            state = StoreState.SUSPECTED
+        self.stores.set_state(store, state)
+
+    def _leases_end_ms(self, now_ms: int) -> int:
+        """When the last lease ends that may have been given until now; in a pool that nobody reads, at once."""
+        if self._leases_seen != self.index.hits_total + self._touches:
+            return now_ms + LEASE_TTL_MS
+        return max(now_ms, self._leased_ms + LEASE_TTL_MS)
 
     def _report(self, hello: Hello, report: m.Report, *, now_ms: int) -> bytes:
         """A client could not read from a store; the group's breaker counts the hosts that say so."""
@@ -948,6 +1131,9 @@ class MasterCore:
         """
         pause = now_ms - self._ticked_ms - TICK_MS
         self._ticked_ms = now_ms
+        leases = self.index.hits_total + self._touches
+        if leases != self._leases_seen:
+            self._leases_seen, self._leased_ms = leases, now_ms
         for store in self.stores:
             if pause > TICK_MS:
                 store.seen_ms += pause
@@ -958,7 +1144,7 @@ class MasterCore:
                 continue
             if store.conn == 0 or silent >= 2 * STORE_TTL_MS:
                 self._lose(store, now_ms=now_ms, reason=f"silent for {silent} ms")
-            elif store.state is not StoreState.SUSPECTED:
+            elif store.state in SERVING:
                 self.stores.set_state(store, StoreState.SUSPECTED)
                 self._event(now_ms, "store.suspected", store.mount.name, reason=f"silent for {silent} ms")
         while (put := self.puts.oldest()) is not None and now_ms - put.started_ms >= PUT_TTL_MS:
@@ -995,11 +1181,11 @@ class MasterCore:
     @property
     def has_work(self) -> bool:
         """Whether there is background work to do, soon or at once."""
-        return bool(self._sweeps) or self._evicting or self._pressure_bytes > 0 or self.index.growing
+        return self.sweeper.busy or self._evicting or self._pressure_bytes > 0 or self.index.growing
 
     def work_due(self, now_ms: int) -> bool:
         """Whether ``work`` should be called now, after an answer, rather than at the next tick."""
-        if self._sweeps or self.index.growing:
+        if self.index.growing or self.sweeper.due(now_ms):
             return True
         if self._pressure_bytes:
             return now_ms > self._last_evict_ms
@@ -1010,9 +1196,9 @@ class MasterCore:
         self.stores.mature(now_ms=now_ms, count_max=EVICT_SLICE)
         self._expire(now_ms=now_ms)
         self._evict(now_ms=now_ms)
-        self._sweep(now_ms=now_ms)
+        self.sweeper.step(now_ms=now_ms)
         if self.index.growing:
-            self.index.maintain(SWEEP_SLICE)
+            self.index.maintain(SPLIT_SLICE)
 
     def _expire(self, *, now_ms: int) -> None:
         due = self.objects.expired(now_ms=now_ms, count_max=EVICT_SLICE)
@@ -1030,7 +1216,7 @@ class MasterCore:
         if not (self._evicting or self._pressure_bytes):
             return
         interval = 1 if high or self._pressure_bytes else EVICT_INTERVAL_MS
-        if now_ms - self._last_evict_ms < interval:
+        if now_ms - self._last_evict_ms < interval or now_ms < self._evict_from_ms:
             return
         self._last_evict_ms = now_ms
         excess = used - int(capacity * self.settings.eviction_low_watermark)
@@ -1046,33 +1232,16 @@ class MasterCore:
         self._drop(victims, now_ms=now_ms)
         self.counters.evicted += len(victims)
 
-    def _sweep(self, *, now_ms: int) -> None:
-        """Take objects out of the index that a lost store held, or that a store did not announce."""
-        if not self._sweeps:
-            return
-        store, start = self._sweeps.popleft()
-        stop = min(start + SWEEP_SLICE, self.index.slots_used)
-        window = np.arange(max(start, 1), stop, dtype=np.int64)
-        held = self.objects.may_lie_on(store.id, window)
-        if store.announced is not None:
-            held &= ~store.announced[window]
-        dead = [
-            slot
-            for slot in window[held].tolist()
-            if any(place[0] == store.id for place in self.objects.places(slot))
-            and not self.objects.drop_places(slot, store.id)
-        ]
-        if dead:
-            self.counters.swept += len(dead)
-            self._unindex(np.array(dead, np.int64))  # no memory comes back: it is lost, or given anew
-        if stop < self.index.slots_used:
-            self._sweeps.append((store, stop))
-            return
-        store.announced = None
-        self._unconfirmed.discard(store)
-        if store.state is StoreState.GONE:
+    def _swept(self, sweep: Sweep, now_ms: int) -> None:
+        """A sweep has ended."""
+        store = sweep.store
+        if sweep.cause is Cause.UNANNOUNCED:
+            store.announced, store.trusted = None, False
+            self._unconfirmed.discard(store)
+        elif sweep.cause is Cause.LOST:
             self.stores.forget(store)
             self._event(now_ms, "store.forgotten", store.mount.name, id=store.id)
+        self.holds.swept(sweep, now_ms=now_ms)
 
     def check(self) -> None:
         """Assert what must hold between index, puts, stores and their allocators; for tests: walks everything."""
@@ -1083,7 +1252,7 @@ class MasterCore:
             size, flags = self.index.location[["size", "flags"]][slot].tolist()
             for store_id, offset in self.objects.places(slot):
                 store = self.stores.get(store_id)
-                if store is not None and (store.announced is None or store.announced[slot]):
+                if store is not None and (store.announced is None or store.trusted or store.announced[slot]):
                     held[store_id].append((offset, footprint_bytes(size, chunk_of(flags))))
                     objects[store_id] += 1
         for put in self.puts:
@@ -1098,11 +1267,15 @@ class MasterCore:
 
 def _state_when_heard(store: Store, now_ms: int) -> StoreState:
     """The state of a store that has just spoken to us."""
-    closed = store.announcing or now_ms < store.closed_until_ms
+    if store.hidden_on_purpose:
+        return StoreState.DRAINING
+    closed = (store.announcing and not store.trusted) or now_ms < store.closed_until_ms
     return StoreState.ANNOUNCING if closed else StoreState.READY
 
 
-_STORE_KINDS: Final = frozenset({Kind.MOUNT, Kind.SLOTS, Kind.BEAT, Kind.UNMOUNT, wire.reply(Kind.FREE)})
+_STORE_KINDS: Final = frozenset(
+    {Kind.MOUNT, Kind.SLOTS, Kind.BEAT, Kind.LEAVE, Kind.UNMOUNT, wire.reply(Kind.FREE)}
+)
 
 
 def _check_populated(mount: m.Mount, populated_bytes: int) -> None:

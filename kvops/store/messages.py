@@ -20,7 +20,10 @@ MOUNT                 Mount                                    Mounted
 SLOTS                 SLOT_ROW rows; none: the end             FREE_ROW rows of slots to forget
 BEAT                  Beat                                     BEAT_REPLY
 FREE (from master)    FREE_HEAD, FREE_ROW rows                 FREE_ROW rows (all of them, when cleared)
+LEAVE                 nothing                                  LEAVE_REPLY
 UNMOUNT               nothing                                  nothing
+JOIN                  Join                                     Joined
+REPLICATE (leader)    ENTRYs, each with its body               ACK
 ====================  =======================================  ==============================================
 """
 
@@ -91,6 +94,10 @@ BEAT_REPLY: Final = struct.Struct("<IIQ")
 """Term, 1 when the master no longer knows this mount, the FREE_HEAD floor."""
 
 
+LEAVE_REPLY: Final = struct.Struct("<I")
+"""For how many ms readers may still hold a lease on the store's memory; no new one is given."""
+
+
 class PutStatus(IntEnum):
     """What became of one row of a put."""
 
@@ -147,6 +154,20 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     objects: int
     used_bytes: int
     loop_lag_ms: int  # since the data loop last ticked
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True):
+    """A standby asks for the whole state, and for every operation after it."""
+
+    name: str
+    version: str
+
+
+class Joined(msgspec.Struct, frozen=True, kw_only=True):
+    """The leader's answer; REPLICATE frames follow."""
+
+    term: int
+    now_ms: int  # on the leader's clock: times that objects expire at are on it
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -136,8 +136,90 @@ class StoreState(StrEnum):
     ANNOUNCING = "announcing"  # its slot table is still being read: serves, allocates nothing
     READY = "ready"
     SUSPECTED = "suspected"  # silent or reported: hidden from lookups until it beats again
-    DRAINING = "draining"  # hidden; its metadata is being swept
+    DRAINING = "draining"  # hidden on purpose: held by a drain, or about to end
     GONE = "gone"
+
+
+class HoldKind(StrEnum):
+    """What an operator keeps a store from."""
+
+    CORDON = "cordon"  # new objects; what it holds is read
+    DRAIN = "drain"  # everything
+
+
+class HoldState(StrEnum):
+    """How far a hold has come."""
+
+    CORDONED = "cordoned"
+    MIGRATING = "migrating"  # its objects are copied elsewhere; until then it is only cordoned
+    DRAINING = "draining"  # nothing names it; leases end, then its metadata is swept
+    DRAINED = "drained"  # counted: nothing is left
+    LOST = "lost"  # its store died meanwhile; the hold stays
+    LIFTED = "lifted"  # by undrain; the next sweep of the journal forgets it
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    An operator's word about a store, or about every store of a host, in whatever life of its process.
+
+    This much is durable: it is one row of a journal entry, and of what standbys are told.
+    """
+
+    number: int  # all targets of one command share it
+    target: str  # name of a store, or of a host
+    host: bool  # the target is a host
+    kind: HoldKind
+    state: HoldState
+    reason: str
+    owner: str  # user@machine
+    since: str  # RFC 3339, UTC
+    migrate: bool = False
+    bandwidth_bps: int = 0  # of the migration, bits per second; 0: no limit
+
+
+class HoldInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A hold as operators see it, with its progress; sums over its mounted stores."""
+
+    number: int
+    target: str
+    host: bool
+    kind: HoldKind
+    state: HoldState
+    reason: str
+    owner: str
+    since: str
+    migrate: bool
+    bandwidth_bps: int
+    stores: list[str]  # mounted now
+    objects_at_call: int
+    bytes_at_call: int
+    leases_left_ms: int  # until the last lease given before the call has ended; 0: they have
+    swept: int
+    left: int  # counted after the sweep; -1: not counted yet
+    objects: int  # that are there now
+    migrated: int
+    migrated_bytes: int
+    unmoved: int  # objects that a migration could not place elsewhere
+
+
+class StopCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer to "may this be taken away?"; a check that says no refuses, unless it is forced by name."""
+
+    name: str
+    ok: bool
+    text: str
+    fix: str = ""
+
+
+class HoldReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a request about holds, or would."""
+
+    holds: list[HoldInfo]
+    checks: list[StopCheck] = []
+    unchanged: list[str] = []  # targets that were so already
+    capacity_bytes: int = 0  # of these targets' stores, as far as they serve
+    pool_bytes: int = 0  # of all that serve
+    pool_used_bytes: int = 0
 
 
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +282,11 @@ class MasterStatus(msgspec.Struct, frozen=True, kw_only=True):
     breaker_open: bool
     stores: list[StoreInfo]
     clients: list[ClientInfo]
+    holds: list[HoldInfo] = []
+    sequence: int = 0  # of the last operation: done, at a leader; applied, at a standby
+    members: list[str] = []  # the in-sync set: who may lead next
+    promotable: bool = True  # it leads, or could at once with everything that was acknowledged
+    etcd_silent_ms: int = 0  # since etcd last answered it; 0: it does, or there is none
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

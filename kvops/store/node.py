@@ -32,8 +32,10 @@ from kvops.store.clock import boot_id
 from kvops.store.config import StoreConfig
 from kvops.store.listen import connection_room, listen_tcp, listen_unix
 from kvops.store.node_core import NodeCore, Write
+from kvops.store.numa import bind_process, read_placement
 from kvops.store.segment import Segment
 from kvops.store.session import SLOTS_PER_FRAME, Session
+from kvops.store.topology import read_topology
 from kvops.transfer import messages as tm
 
 TICK_S: Final = 0.05
@@ -123,6 +125,7 @@ class Node:
         self._addresses: dict[str, str] = {}
         self._mounted = threading.Event()
         self._exit_code = 0
+        self.elsewhere_bytes: int | None = None  # of the segment, on other NUMA nodes; None: not known
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
@@ -130,7 +133,14 @@ class Node:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         incarnation = secrets.randbits(63) | 1
-        self.segment = Segment(self.config.segment_size_bytes, name=self.config.name)
+        if self.config.numa_bind:
+            bind_process(read_topology(), self.config.numa_node)
+        self.segment = Segment(
+            self.config.segment_size_bytes,
+            name=self.config.name,
+            page_bytes=self.config.huge_page_bytes,
+            numa_node=self.config.numa_node if self.config.numa_bind else None,
+        )
         self.core = NodeCore(self.segment.memory, incarnation=incarnation)
         self.segment.populate_first()
         servers = await self._listen()
@@ -144,7 +154,7 @@ class Node:
             owner=self,
         )
         session.start()
-        workers = self.segment.populate(on_failure=self._no_memory)
+        workers = self.segment.populate(on_failure=self._no_memory, on_done=self._populated)
         ticks = loop.create_task(self._tick())
         collector.settle()
         await self._stop.wait()
@@ -185,6 +195,27 @@ class Node:
         if self.segment.populated_bytes == 0:
             self._exit_code = error.exit_code
             self._loop.call_soon_threadsafe(self._stop.set)
+
+    def _populated(self) -> None:
+        """All memory is there: say how long it took, and prove where it lies. In a thread of the segment's."""
+        segment = self.segment
+        placement = read_placement(segment.address)
+        self.elsewhere_bytes = placement.elsewhere_bytes(self.config.numa_node) if placement else None
+        log.info(
+            "segment.populated",
+            size_bytes=segment.size_bytes,
+            page_bytes=segment.page_bytes,
+            seconds=round(segment.populate_s, 3),
+            numa_bound=self.config.numa_bind,
+            bytes_by_numa_node=dict(placement.bytes_by_node) if placement else "the kernel does not say",
+        )
+        if self.config.numa_bind and self.elsewhere_bytes:
+            log.error(
+                "segment.misplaced",
+                numa_node=self.config.numa_node,
+                elsewhere_bytes=self.elsewhere_bytes,
+                fix="free memory on that node (numactl -H), then restart this store",
+            )
 
     async def _tick(self) -> None:
         while True:
@@ -227,6 +258,16 @@ class Node:
                 name="kvops_store_populated_bytes",
                 help="Memory that is prepared and may be allocated.",
                 read=lambda: segment.populated_bytes,
+            ),
+            Reading(
+                name="kvops_store_populate_seconds",
+                help="How long preparing all memory took; 0 while it goes on.",
+                read=lambda: segment.populate_s,
+            ),
+            Reading(
+                name="kvops_store_elsewhere_bytes",
+                help="Memory of the segment on other NUMA nodes than the store's; -1 while not known.",
+                read=lambda: -1 if self.elsewhere_bytes is None else self.elsewhere_bytes,
             ),
             Reading(name="kvops_store_used_bytes", help="Memory of slots.", read=lambda: core.used_bytes),
             Reading(name="kvops_store_objects", help="Complete objects.", read=lambda: core.objects),

@@ -73,15 +73,16 @@ class Objects:
                 locations[row] = 0
                 continue
             self.index.touched_ms[slot] = now_ms & MS32_MASK
+            self.index.hits_total += not int(locations["store"][row])
             generation, _, size, _, flags = self.index.location[slot].tolist()
             locations[row] = (generation, places[0][1], size, places[0][0], flags)
             extras += [(row, 0, (generation, offset, size, store, flags)) for store, offset in places[1:]]
         return locations.tobytes(), np.array(extras, m.EXTRA).tobytes()
 
     def touch(self, digests: bytes, *, now_ms: int) -> None:
-        """Renew leases and recency."""
+        """Renew leases and recency of what may be read; memory that a drain waits for is left to its end."""
         slots = self.find(digests)
-        self.index.touched_ms[slots[slots != 0]] = now_ms & MS32_MASK
+        self.index.touched_ms[slots[self.readable(slots, now_ms=now_ms)]] = now_ms & MS32_MASK
 
     def stat(self, digests: bytes, *, now_ms: int) -> bytes:
         """STAT_ROW rows: all that is known of each key. Touches nothing."""
@@ -130,12 +131,38 @@ class Objects:
             return []
         return [(slot, *place) for slot in slots.tolist() for place in self._further.get(slot, ())]
 
-    def may_lie_on(self, store: StoreId, slots: Slots) -> NDArray[np.bool_]:
-        """Which of these slots may have a replica there; those that have one are among them."""
-        may: NDArray[np.bool_] = self.index.location["store"][slots] == store
+    def lying_on(
+        self, store: StoreId, *, slots_used: int
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint16]]:
+        """Offset, size and flags of every replica on a store. Walks everything: some ms for a million objects."""
+        slots = np.flatnonzero(self.index.location["store"][:slots_used] == store)
+        further = [(slot, at) for slot, places in self._further.items() for on, at in places if on == store]
+        every = np.concatenate([slots, np.array([slot for slot, _ in further], np.int64)])
+        offsets = np.concatenate(
+            [self.index.location["offset"][slots], np.array([at for _, at in further], np.uint64)]
+        )
+        return offsets, self.index.location["size"][every], self.index.location["flags"][every]
+
+    def on_store(self, store: StoreId, start: int, count: int) -> tuple[Slots, int]:
+        """
+        Those of ``count`` slots from ``start`` on that may have a replica there, and where to go on.
+
+        An object that is not ``replicated`` lies there for certain; of the others ``places`` says.
+        """
+        stop = min(start + count, self.index.slots_used)
+        column = self.index.location[start:stop]
+        may: NDArray[np.bool_] = column["store"] == store
         if self._further:
-            may |= (self.index.location["flags"][slots] & ObjectFlag.REPLICATED) != 0
-        return may
+            may |= (column["flags"] & ObjectFlag.REPLICATED) != 0
+        return np.flatnonzero(may) + start, stop
+
+    def replicated(self, slots: Slots) -> NDArray[np.bool_]:
+        """Which of these objects may have further replicas."""
+        if not self._further:
+            return np.zeros(len(slots), np.bool_)
+        flags: NDArray[np.uint16] = self.index.location["flags"][slots]
+        replicated: NDArray[np.bool_] = (flags & ObjectFlag.REPLICATED) != 0
+        return replicated
 
     # Changing.
 

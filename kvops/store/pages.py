@@ -8,7 +8,8 @@ import mmap
 import os
 from typing import Final
 
-MADV_POPULATE_WRITE: Final = 23  # mman.h, Linux 5.14
+MADV_HUGEPAGE: Final = 14  # mman.h
+MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)  # a call through it releases the GIL; mmap.madvise does not
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -35,3 +36,15 @@ def populate(address: int, size_bytes: int) -> bool:
             raise OSError(code, os.strerror(code))
         return False
     return True
+
+
+def advise_huge(address: int, size_bytes: int) -> bool:
+    """
+    Let the kernel use transparent huge pages there, where its settings allow that.
+
+    For memory files they are those of ``/sys/kernel/mm/transparent_hugepage/shmem_enabled``.
+
+    Returns:
+        False where the kernel knows no transparent huge pages.
+    """
+    return not _libc.madvise(address, size_bytes, MADV_HUGEPAGE)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from kvops.errors import KvopsError, Unreachable, WireError
-from kvops.limits import BEAT_INTERVAL_MS, STORE_TTL_MS
+from kvops.limits import BEAT_INTERVAL_MS, CONNECT_TIMEOUT_MS, STORE_TTL_MS
 from kvops.log import log
 from kvops.net import wire
 from kvops.net.auth import Hello
+from kvops.net.dial import dial
 from kvops.net.link import Address, Link
 from kvops.net.wire import Frame, Kind, decode
 from kvops.store import messages as m
@@ -23,6 +24,7 @@ from kvops.store import messages as m
 CALL_TIMEOUT_S: Final = 2.0
 RETRY_S_FIRST: Final = 0.05
 RETRY_S_MAX: Final = 0.25
+FAILOVER_SILENCE_S: Final = 0.75  # three beats
 SLOTS_PER_FRAME: Final = 256  # a slice of either loop: 0.6 ms of the master, at most 2
 
 
@@ -61,6 +63,9 @@ class Session:
         self._answers: deque[bytes] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stopping = False
+        self._term = 0  # the highest of a master that took us in
+        # Where another one may lead by now, ask early.
+        self._silence_s = FAILOVER_SILENCE_S if len(self._masters) > 1 else STORE_TTL_MS / 1_000
         self._heard = 0.0
         self._awaited = 0
         self._answer: bytes | None = None
@@ -83,13 +88,12 @@ class Session:
             pass  # it will wake anyhow
 
     def _run(self) -> None:
-        at = 0
         retry_s = RETRY_S_FIRST
         told = False
         while not self._stopping:
-            address = self._masters[at % len(self._masters)]
             try:
-                link = Link(address, secret=self._secret, hello=self._hello())
+                deadline = time.monotonic() + CONNECT_TIMEOUT_MS / 1_000
+                link = dial(self._masters, self._open, deadline=deadline)
                 try:
                     self._mount(link)
                     retry_s, told = RETRY_S_FIRST, False
@@ -98,11 +102,13 @@ class Session:
                     link.close()
             except KvopsError as error:
                 if not (self._stopping or told):
-                    log.warning("session.lost", master=str(address), error=error.what)
+                    log.warning("session.lost", error=error.what)
                     told = True
-                at += 1
                 self._pause(retry_s * random.uniform(0.5, 1.0))
                 retry_s = min(2 * retry_s, RETRY_S_MAX)
+
+    def _open(self, address: Address) -> Link:
+        return Link(address, secret=self._secret, hello=self._hello())
 
     def _pause(self, seconds: float) -> None:
         poll = select.poll()
@@ -113,6 +119,11 @@ class Session:
     def _mount(self, link: Link) -> None:
         answer = self._call(link, Kind.MOUNT, wire.encode(self._owner.mount()))
         mounted = decode(answer, m.Mounted)
+        if mounted.term < self._term:
+            raise Unreachable(
+                f"{link.address} leads term {mounted.term}; term {self._term} has begun", fix="kvops status"
+            )
+        self._term = mounted.term
         self._owner.floor(
             mounted.floor
         )  # no put of an earlier master completes behind the announcement's back
@@ -149,7 +160,7 @@ class Session:
         self._heard = time.monotonic()
         while not self._stopping:
             now = time.monotonic()
-            if now - self._heard > STORE_TTL_MS / 1_000:
+            if now - self._heard > self._silence_s:
                 raise Unreachable("the master stopped answering", fix="kvops status")
             if now >= beat_due:
                 beat_due = now + BEAT_INTERVAL_MS / 1_000

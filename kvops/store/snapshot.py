@@ -1,4 +1,4 @@
-"""A snapshot of the index into the journal, in slices between requests."""
+"""The whole state of a master in slices between requests: into its journal, or to a standby."""
 
 from __future__ import annotations
 
@@ -6,12 +6,43 @@ from typing import Final
 
 import numpy as np
 
-from kvops.store.journal import COMPLETE_ROW, EXPIRES_ROW, Kind
+from kvops.store.journal import COMPLETE_ROW, EXPIRES_ROW, Kind, Rows
 from kvops.store.journal_writer import JournalWriter
-from kvops.store.master_core import MasterCore
-from kvops.store.model import chunks_of
+from kvops.store.master_core import JournalEntry, MasterCore
+from kvops.store.model import Slots, chunks_of
 
 SLICE: Final = 2_048  # slots; about 0.1 ms
+
+
+class StateWalk:
+    """Every store, then every object, in slices; objects that come after their slot was passed are not among them."""
+
+    def __init__(self, core: MasterCore) -> None:
+        self._core = core
+        self._next = 1
+
+    def stores(self) -> list[JournalEntry]:
+        """What is not an object; to be asked for first."""
+        entries = [JournalEntry(Kind.STORE, store=store.info()) for store in self._core.stores]
+        holds = self._core.holds.rows()
+        return [*entries, JournalEntry(Kind.HOLDS, holds=tuple(holds))] if holds else entries
+
+    def step(self) -> list[JournalEntry] | None:
+        """The next slice, until None."""
+        index = self._core.index
+        if self._next >= index.slots_used:
+            return None
+        slots = np.arange(self._next, min(self._next + SLICE, index.slots_used), dtype=np.int64)
+        slots = slots[index.location["store"][slots] != 0]
+        self._next += SLICE
+        rows = object_rows(self._core, slots)
+        ends = np.array(self._core.objects.expiries(slots), EXPIRES_ROW)
+        entries = []
+        if len(ends):
+            entries.append(JournalEntry(Kind.EXPIRES, rows=ends))
+        if len(rows):
+            entries.append(JournalEntry(Kind.COMPLETE, rows=rows))
+        return entries
 
 
 class Snapshot:
@@ -26,6 +57,8 @@ class Snapshot:
             journal.append_store(
                 store.info()
             )  # in the tail: a snapshot's queue may be full, the tail's is not
+        if core.holds.rows():
+            journal.append_holds(core.holds.rows())
 
     def step(self) -> bool:
         """One slice; whether the snapshot is over."""
@@ -35,7 +68,7 @@ class Snapshot:
             return True
         slots = np.arange(self._next, min(self._next + SLICE, index.slots_used), dtype=np.int64)
         slots = slots[index.location["store"][slots] != 0]
-        rows = self._rows(slots)
+        rows = object_rows(self._core, slots)
         ends = np.array(self._core.objects.expiries(slots), EXPIRES_ROW)
         if len(ends) and not self._journal.append_snapshot(Kind.EXPIRES, ends.tobytes(), len(ends)):
             return False
@@ -44,18 +77,18 @@ class Snapshot:
         self._next += SLICE
         return False
 
-    def _rows(
-        self, slots: np.ndarray[tuple[int], np.dtype[np.int64]]
-    ) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-        index = self._core.index
-        places = self._core.objects.further_places(slots)
-        rows = np.empty(len(slots) + len(places), COMPLETE_ROW)
-        every = np.concatenate([slots, np.array([slot for slot, _, _ in places], np.int64)])
-        rows["digest"] = index.digests(every)
-        rows["location"] = index.location[every]
-        rows["chunk"] = chunks_of(rows["location"]["flags"])
-        rows["depth"] = index.depth[every]
-        rows["tenant"] = index.tenant[every]
-        for row, (_, store, offset) in zip(rows[len(slots) :], places, strict=True):
-            row["location"]["store"], row["location"]["offset"] = store, offset
-        return rows
+
+def object_rows(core: MasterCore, slots: Slots) -> Rows:
+    """COMPLETE_ROW for every replica of the objects in these slots."""
+    index = core.index
+    places = core.objects.further_places(slots)
+    rows = np.empty(len(slots) + len(places), COMPLETE_ROW)
+    every = np.concatenate([slots, np.array([slot for slot, _, _ in places], np.int64)])
+    rows["digest"] = index.digests(every)
+    rows["location"] = index.location[every]
+    rows["chunk"] = chunks_of(rows["location"]["flags"])
+    rows["depth"] = index.depth[every]
+    rows["tenant"] = index.tenant[every]
+    for row, (_, store, offset) in zip(rows[len(slots) :], places, strict=True):
+        row["location"]["store"], row["location"]["offset"] = store, offset
+    return rows

@@ -14,7 +14,7 @@ from kvops.errors import Refused
 from kvops.limits import STORE_COUNT_MAX
 from kvops.store.allocator import Allocator
 from kvops.store.messages import Mount
-from kvops.store.model import Generation, StoreId, StoreInfo, StoreState
+from kvops.store.model import Generation, HoldKind, StoreId, StoreInfo, StoreState
 
 SERVING: Final = frozenset({StoreState.ANNOUNCING, StoreState.READY})
 """States in which lookups may name a store."""
@@ -45,6 +45,7 @@ class Store:
     unsent: list[tuple[Generation, int]] = field(default_factory=list)  # rows of the next FREE frame
     announcing: bool = False  # its slot table has not been read to the end
     announced: NDArray[np.bool_] | None = None  # by index slot, until what it does not hold has been swept
+    trusted: bool = False  # announcing, but we followed the leader that it was mounted at
     doomed: dict[Generation, int] = field(default_factory=dict)  # dropped before it was announced → lease end
     closed_until_ms: int = 0  # nothing is allocated there before
     objects: int = 0
@@ -52,6 +53,18 @@ class Store:
         default_factory=dict
     )  # host → when its clients last could not read from it
     suspect_until_ms: int = 0  # on their evidence; beats do not clear it earlier
+    held: HoldKind | None = None  # by an operator
+    leaving: bool = False  # its process is about to end, and has said so
+
+    @property
+    def hidden_on_purpose(self) -> bool:
+        """Whether nothing may be read or written there, although it lives."""
+        return self.leaving or self.held is HoldKind.DRAIN
+
+    @property
+    def takes_objects(self) -> bool:
+        """Whether new objects may be placed there."""
+        return self.state is StoreState.READY and self.held is None
 
     def info(self) -> StoreInfo:
         """What clients and operators see."""
@@ -179,6 +192,11 @@ class StoreTable:
                 self._matured, (release.not_before_ms, store.id, release.offset, release.footprint)
             )
         return True
+
+    def mature_at(self, when_ms: int, store: Store, offset: int, footprint: int) -> None:
+        """Memory that is taken and cleared, and free from then on."""
+        store.releasing_bytes += footprint
+        heapq.heappush(self._matured, (when_ms, store.id, offset, footprint))
 
     def mature(self, *, now_ms: int, count_max: int) -> None:
         """Free cleared memory whose leases have ended, ``count_max`` slots at most."""

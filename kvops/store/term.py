@@ -84,6 +84,12 @@ def raise_term(state_dir: Path, at_least: int = 0) -> int:
     return term
 
 
+def note_term(state_dir: Path, term: int) -> None:
+    """Remember a term that etcd gave us, where it is above the last one; ``ConfigError`` as ``raise_term``."""
+    if term > read_term(state_dir):
+        raise_term(state_dir, at_least=term)
+
+
 def sync_directory(directory: Path) -> None:
     """Make renames and new names in a directory outlive a power loss."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

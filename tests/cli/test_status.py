@@ -26,12 +26,22 @@ def shown(capsys: pytest.CaptureFixture[str], *, output: str = "table", **fields
     return capsys.readouterr().out
 
 
+def store_row(name: str, *, eta_s: float | None) -> dict[str, Any]:
+    """A store whose memory is being prepared."""
+    return {"name": name, "state": "ready", "populate_eta_s": eta_s}
+
+
 def test_capacity_while_segments_fill(capsys: pytest.CaptureFixture[str]) -> None:
-    """Just after a start the whole capacity is shown, and how much of it is ready."""
-    filling = shown(capsys, capacity_bytes=3 * GIB, populated_bytes=640 * MIB)
+    """Just after a start the whole capacity is shown, how much of it is prepared, and how long the rest takes."""
+    stores = [store_row("store-0", eta_s=0.0), store_row("store-1", eta_s=41.6)]
+    filling = shown(capsys, capacity_bytes=3 * GIB, populated_bytes=768 * MIB, stores=stores)
+    unknown = shown(
+        capsys, capacity_bytes=3 * GIB, populated_bytes=768 * MIB, stores=[store_row("s", eta_s=None)]
+    )
     full = shown(capsys, capacity_bytes=3 * GIB, populated_bytes=3 * GIB, used_bytes=GIB)
 
-    assert "0 B of 3.0 GiB (640.0 MiB ready, filling)" in filling
+    assert "0 B of 3.0 GiB (25% prepared, 42 s to go)" in filling
+    assert "0 B of 3.0 GiB (25% prepared)" in unknown
     assert "1.0 GiB of 3.0 GiB (33%)" in full
 
 

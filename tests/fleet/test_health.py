@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
 
-from kvops.fleet.health import Health, Judgement, Known, Life, judge, last_change, not_back, trouble_since
+from kvops.fleet.health import (
+    Health,
+    Judgement,
+    Known,
+    Life,
+    judge,
+    last_change,
+    mounted_at,
+    not_back,
+    populate_eta_s,
+    trouble_since,
+)
 from kvops.store.model import Event, MasterStatus, PlacementPolicy, StoreInfo, StoreState
 
 
@@ -240,6 +252,41 @@ def test_capacity_while_segments_fill() -> None:
     found = judged(master(store("store-0"), store("store-1"), capacity_bytes=60, used_bytes=0)).document()
 
     assert (found["capacity_bytes"], found["populated_bytes"]) == (200, 60)
+
+
+def mounted(at: str, populated_bytes: int) -> Event:
+    """A store came."""
+    detail: dict[str, str | int | float | bool] = {"id": 1, "populated_bytes": populated_bytes}
+    return Event(time=at, event="store.mounted", subject="store-0", actor="", detail=detail)
+
+
+def test_how_long_the_rest_of_a_segment_takes() -> None:
+    """At its own pace since its last mount; nothing is said before there is a pace, and 0 once all is there."""
+    mounts = mounted_at([mounted("2026-01-01T00:00:00.000Z", 0), mounted("2026-01-01T00:01:00.000Z", 10)])
+    now = datetime(2026, 1, 1, 0, 1, 30, tzinfo=UTC)
+
+    def eta(populated_bytes: int) -> float | None:
+        return populate_eta_s(mounts["store-0"], populated_bytes=populated_bytes, capacity_bytes=100, now=now)
+
+    assert (eta(40), eta(10), eta(100)) == (60.0, None, 0.0)
+    assert populate_eta_s(None, populated_bytes=1, capacity_bytes=2, now=now) is None
+
+
+def test_a_filling_store_says_how_far_it_is() -> None:
+    """The row that status prints has the share and the time to go, of stores that serve only."""
+    filling = msgspec.structs.replace(store("store-0"), populated_bytes=40)
+    found = judge(
+        group="g",
+        environment="e",
+        known=KNOWN,
+        answers={"master-0": master(filling, store("store-1"))},
+        since={},
+        mounts=mounted_at([mounted("2026-01-01T00:00:00.000Z", 0)]),
+        now=datetime(2026, 1, 1, 0, 0, 20, tzinfo=UTC),
+    )
+    rows = {row["name"]: (row["populated_share"], row["populate_eta_s"]) for row in found.stores}
+
+    assert rows == {"store-0": (0.4, 30.0), "store-1": (1.0, 0.0)}
 
 
 def test_keys_that_others_rely_on() -> None:

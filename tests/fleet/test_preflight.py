@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,15 +12,34 @@ from hypothesis import strategies as st
 
 from kvops.errors import ConfigError, Refused
 from kvops.fleet import preflight
-from kvops.fleet.preflight import CgroupLimit, MemoryFacts, check_addresses, check_folder, check_memory
+from kvops.fleet.preflight import (
+    CgroupLimit,
+    MemoryFacts,
+    Needs,
+    check_addresses,
+    check_folder,
+    judge_limits,
+    refuse,
+)
+from kvops.store.topology import HugePool, NumaNode, Topology
 
 GIB = 1 << 30
-ROOMY = {"available_bytes": 64 * GIB, "shm_used_bytes": 0}
+ROOMY: dict[str, int] = {"available_bytes": 64 * GIB, "shm_used_bytes": 0}
+
+
+def needs(stores: int = 3, size: int = GIB, **more: Any) -> Needs:
+    """What a start with so many stores needs."""
+    return Needs(stores=stores, segment_size_bytes=size, processes=stores + 1, **more)
+
+
+def check(facts: MemoryFacts, wanted: Needs) -> None:
+    """Refuse as a start does."""
+    refuse(judge_limits(facts, wanted))
 
 
 def test_enough() -> None:
     """A machine with room refuses nothing."""
-    check_memory(MemoryFacts(**ROOMY), stores=3, segment_size_bytes=GIB, processes=4)
+    check(MemoryFacts(**ROOMY), needs())
 
 
 @pytest.mark.parametrize(
@@ -34,17 +54,88 @@ def test_enough() -> None:
         ({"file_size_limit_bytes": GIB // 2}, "ulimit -f"),
         ({"address_space_limit_bytes": GIB}, "ulimit -v"),
         ({"open_files_limit": 256}, "open 256 files"),
+        ({"committable_bytes": 2 * GIB}, "vm.overcommit_memory is 2 and leaves 2.0 GiB"),
     ],
-    ids=["memory", "shm", "cgroup", "file size", "address space", "open files"],
+    ids=["memory", "shm", "cgroup", "file size", "address space", "open files", "overcommit"],
 )
 def test_too_little(change: dict[str, int], words: str) -> None:
     """Each limit that would stop a start is named, with what to do."""
     with pytest.raises(Refused) as caught:
-        check_memory(MemoryFacts(**(ROOMY | change)), stores=3, segment_size_bytes=GIB, processes=4)  # type: ignore[arg-type]
+        check(MemoryFacts(**(ROOMY | change)), needs())  # type: ignore[arg-type]
 
     assert words in caught.value.what
     assert caught.value.fix
     assert caught.value.exit_code == 5
+
+
+def test_everything_at_once() -> None:
+    """Two limits that are too low are both told, each with its fix: nobody mends one to meet the next."""
+    facts = MemoryFacts(available_bytes=2 * GIB, shm_used_bytes=0, open_files_limit=256)
+
+    with pytest.raises(Refused) as caught:
+        check(facts, needs())
+
+    assert "2 things are in the way" in caught.value.what
+    assert "2.0 GiB are available" in caught.value.what
+    assert "open 256 files" in caught.value.what
+    assert "--segment-size" in caught.value.fix
+    assert "ulimit -n" in caught.value.fix
+
+
+def node(index: int, *, available_gib: int = 64, free_huge: int = 0) -> NumaNode:
+    """A node with memory and one size of huge pages."""
+    return NumaNode(
+        index=index,
+        cpus=frozenset({index}),
+        memory_bytes=64 * GIB,
+        available_bytes=available_gib * GIB,
+        huge={GIB: HugePool(total=free_huge, free=free_huge)},
+    )
+
+
+def test_bound_stores_need_their_own_nodes_memory() -> None:
+    """The machine has enough, but a store that is bound to the fuller node would not get it."""
+    facts = MemoryFacts(**ROOMY, topology=Topology(nodes=(node(0), node(1, available_gib=3))))
+
+    check(facts, needs(2, 4 * GIB))
+    with pytest.raises(Refused, match=r"bound to NUMA node 1 need 4\.0 GiB; it has 3\.0 GiB"):
+        check(facts, needs(2, 4 * GIB, numa_nodes=(0, 1)))
+
+
+def test_huge_pages_are_counted_where_they_are_needed() -> None:
+    """Pages that lie on the other node do not help a bound store; the fix names the node's own file."""
+    facts = MemoryFacts(**ROOMY, topology=Topology(nodes=(node(0, free_huge=8), node(1))))
+    wanted = {"stores": 2, "size": 4 * GIB, "huge_page_bytes": GIB}
+
+    check(facts, needs(**wanted))
+    with pytest.raises(
+        Refused, match=r"4 huge pages of 1\.0 GiB are needed on NUMA node 1; 0 are free"
+    ) as caught:
+        check(facts, needs(**wanted, numa_nodes=(0, 1)))
+    assert "node1/hugepages/hugepages-1048576kB/nr_hugepages" in caught.value.fix
+
+
+def test_huge_pages_are_not_taken_from_the_rest() -> None:
+    """Reserved pages are gone from the available memory and not charged to the group: only the processes count."""
+    facts = MemoryFacts(
+        available_bytes=GIB,
+        shm_used_bytes=0,
+        cgroups=(CgroupLimit(path="/c", limit_bytes=GIB, used_bytes=0),),
+        topology=Topology(nodes=(node(0, free_huge=12),)),
+    )
+
+    check(facts, needs(3, 4 * GIB, huge_page_bytes=GIB))
+
+
+def test_what_is_worth_knowing_does_not_refuse() -> None:
+    """A low limit on locked memory is told beside what is well."""
+    found = judge_limits(MemoryFacts(**ROOMY, locked_limit_bytes=8 << 20), needs())
+    rows = {row["check"]: row for row in (one.row() for one in found)}
+
+    refuse(found)
+    assert rows["locked memory (ulimit -l)"]["outcome"] == "note"
+    assert "ulimit -l unlimited" in rows["locked memory (ulimit -l)"]["fix"]
+    assert rows["memory"]["outcome"] == "ok"
 
 
 @given(st.integers(1, 64), st.integers(1, 1 << 40), st.integers(0, 1 << 42))
@@ -52,12 +143,12 @@ def test_suggestion_fits(stores: int, size: int, available: int) -> None:
     """A segment size that a refusal suggests is one that is then accepted."""
     facts = MemoryFacts(available_bytes=available, shm_used_bytes=0)
     try:
-        check_memory(facts, stores=stores, segment_size_bytes=size, processes=stores + 1)
+        check(facts, needs(stores, size))
     except Refused as refused:
         words = refused.fix.split()
         if "--segment-size" in words:
             smaller = int(words[words.index("--segment-size") + 1].removesuffix("MiB")) << 20
-            check_memory(facts, stores=stores, segment_size_bytes=smaller, processes=stores + 1)
+            check(facts, needs(stores, smaller))
 
 
 def _write(root: Path, files: dict[str, str]) -> None:
@@ -84,6 +175,10 @@ def test_cgroup_v2(tmp_path: Path) -> None:
     (limit,) = preflight.read_cgroup_limits(tmp_path / "proc", tmp_path)
 
     assert (limit.limit_bytes, limit.used_bytes) == (1000, 400)
+
+    _write(tmp_path, {"sys/fs/cgroup/pod/memory.high": "800\n"})
+    (limit,) = preflight.read_cgroup_limits(tmp_path / "proc", tmp_path)
+    assert limit.limit_bytes == 800
 
 
 def test_cgroup_v1_in_a_container(tmp_path: Path) -> None:

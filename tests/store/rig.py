@@ -20,7 +20,7 @@ from kvops.store.journal import Kind as JournalKind
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests, key_digest
 from kvops.store.master_core import MasterCore, MasterSettings
 from kvops.store.messages import PutStatus, RemoveStatus
-from kvops.store.model import LOCATION, StoreInfo, chunk_of
+from kvops.store.model import LOCATION, Hold, HoldInfo, HoldKind, HoldReply, StoreInfo, chunk_of
 from kvops.store.node_core import NodeCore
 from kvops.transfer import messages as tm
 from kvops.transfer.layout import chunk_digests
@@ -171,6 +171,7 @@ class Rig:
         self.gone: list[np.ndarray[Any, Any]] = []
         self.expires: dict[int, int] = {}
         self.stores: dict[int, StoreInfo] = {}
+        self.holds: dict[str, Hold] = {}
         self.replies: dict[int, deque[bytes]] = {}  # to clients, that came later than their requests
         self._conns = 0
         self._incarnations = 0
@@ -203,6 +204,8 @@ class Rig:
                 self.gone.append(entry.rows)  # type: ignore[arg-type]
             elif entry.kind == JournalKind.EXPIRES:
                 self.expires.update(entry.rows.tolist())  # type: ignore[union-attr]
+            elif entry.holds:
+                self.holds.update({hold.target: hold for hold in entry.holds})
             elif entry.store is not None:
                 self.stores[entry.store.id] = entry.store
         self.core.journal.clear()
@@ -278,6 +281,35 @@ class Rig:
         """What the master says to a remove; None when it waits for a node."""
         answer = self.ask(conn, Kind.REMOVE, digests([key]))
         return None if answer is None else RemoveStatus(answer[0])
+
+    # Operators.
+
+    def hold(self, kind: HoldKind, *targets: str, **options: Any) -> HoldReply:
+        """Drain or cordon, however little it leaves."""
+        try:
+            return self.core.holds.hold(
+                targets,
+                kind,
+                **({"reason": "", "owner": "o", "since": "", "force": ["last-store"]} | options),
+                now_ms=self.now_ms,
+            )
+        finally:
+            self.route()
+
+    def drain(self, *targets: str, **options: Any) -> HoldReply:
+        """A drain."""
+        return self.hold(HoldKind.DRAIN, *targets, **options)
+
+    def undrain(self, *targets: str) -> HoldReply:
+        """The end of a hold."""
+        try:
+            return self.core.holds.lift(targets, owner="o", now_ms=self.now_ms)
+        finally:
+            self.route()
+
+    def holds_now(self) -> dict[str, HoldInfo]:
+        """Every hold by its target."""
+        return {hold.target: hold for hold in self.core.holds.every(now_ms=self.now_ms)}
 
     # Nodes.
 
@@ -421,7 +453,7 @@ class Rig:
         mounted = {id: store for id, store in self.stores.items() if store.state != "gone"}
         rows = live_rows(complete, gone)
         rows = rows[np.isin(rows["location"]["store"], list(mounted))]
-        return Recovery(rows, mounted, expires=dict(self.expires))
+        return Recovery(rows, mounted, holds=dict(self.holds), expires=dict(self.expires))
 
     def restart(self, *, journal: bool = True, down_ms: int = 0) -> None:
         """The master is killed and starts again; every connection breaks."""
@@ -439,6 +471,7 @@ class Rig:
             self.gone.clear()
             self.expires.clear()
             self.stores.clear()
+            self.holds.clear()
         self.core = MasterCore(self.settings, term=self.term, now_ms=self.now_ms)
         if recovery is not None:
             self.core.restore(recovery, now_ms=self.now_ms)

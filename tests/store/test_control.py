@@ -7,12 +7,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvops.errors import ParseError, Unreachable
+from kvops.errors import ParseError, Refused, Unreachable
 from kvops.proto.kvops.v1 import control_pb2 as pb
 from kvops.store import control
 from kvops.store.control import SERVICE, ControlClient, ControlServicer
 from kvops.store.events import EventLog
-from kvops.store.model import ClientInfo, MasterStatus, PlacementPolicy, StoreInfo, StoreState
+from kvops.store.model import (
+    ClientInfo,
+    HoldInfo,
+    HoldKind,
+    HoldReply,
+    HoldState,
+    MasterStatus,
+    PlacementPolicy,
+    StopCheck,
+    StoreInfo,
+    StoreState,
+)
 
 SECRET = bytes(range(32))
 U64_MAX = (1 << 64) - 1
@@ -39,6 +50,31 @@ def make_store(id: int, state: StoreState) -> StoreInfo:
     )
 
 
+def make_hold(number: int, state: HoldState) -> HoldInfo:
+    return HoldInfo(
+        number=number,
+        target=f"gpu-{number:03}",
+        host=True,
+        kind=HoldKind.DRAIN,
+        state=state,
+        reason="INC-4412",
+        owner="alice@ops-1",
+        since="2031-05-04T03:10:00+00:00",
+        migrate=True,
+        bandwidth_bps=40 * 10**9,
+        stores=["store-1", "store-2"],
+        objects_at_call=1_812_345,
+        bytes_at_call=1 << 40,
+        leases_left_ms=600,
+        swept=17,
+        left=-1,
+        objects=1_812_328,
+        migrated=5,
+        migrated_bytes=5 << 20,
+        unmoved=2,
+    )
+
+
 def make_status(stores: int, clients: int) -> MasterStatus:
     states = list(StoreState)
     return MasterStatus(
@@ -61,6 +97,7 @@ def make_status(stores: int, clients: int) -> MasterStatus:
         breaker_open=True,
         stores=[make_store(id, states[id % len(states)]) for id in range(1, stores + 1)],
         clients=[ClientInfo(name=f"engine-{i}", host="host-1", pid=i, connections=2) for i in range(clients)],
+        holds=[make_hold(number, state) for number, state in enumerate(HoldState, 1)],
     )
 
 
@@ -73,8 +110,41 @@ class Source:
         self.events = self.log.events
         self.subscribe = self.log.subscribe
 
+        self.asked: list[Any] = []
+        self.safe = False
+
     def status(self) -> MasterStatus:
         return self._status
+
+    def hold(self, kind: HoldKind, request: pb.DrainRequest) -> HoldReply:
+        if "everything" in request.targets:
+            raise Refused("no store would be left that serves", fix="bring in another store first")
+        self.asked.append((kind, request))
+        return self.reply()
+
+    def lift(self, request: pb.UndrainRequest) -> HoldReply:
+        self.asked.append(request)
+        return self.reply()
+
+    def ok_to_stop(self, targets: Any) -> HoldReply:
+        self.asked.append(list(targets))
+        return self.reply()
+
+    def holds(self) -> HoldReply:
+        return self.reply()
+
+    async def remembered(self) -> None:
+        self.safe = True
+
+    def reply(self) -> HoldReply:
+        return HoldReply(
+            holds=self._status.holds,
+            checks=[StopCheck(name="last-store", ok=False, text="none is left", fix="start one")],
+            unchanged=["gpu-009"],
+            capacity_bytes=1,
+            pool_bytes=2,
+            pool_used_bytes=3,
+        )
 
 
 @pytest.fixture
@@ -137,6 +207,61 @@ def test_following_gives_old_and_new_once(loop_and_client: tuple[Any, ControlCli
     assert hung_up.wait(5)
 
 
+@pytest.mark.process
+def test_requests_about_holds_arrive_whole(
+    loop_and_client: tuple[Any, ControlClient], source: Source
+) -> None:
+    """What is asked about holds reaches the master as it was said, and its answer comes back as it was."""
+    _, client = loop_and_client
+
+    answers = [
+        client.drain(
+            ["gpu-001", "store-2"],
+            reason="INC-4412",
+            owner="alice@ops-1",
+            migrate=True,
+            bandwidth_bps=5,
+            force=["last-store"],
+            dry_run=True,
+        ),
+        client.cordon(["gpu-001"], reason="r", owner="o", force=["f"]),
+        client.undrain(["gpu-001"], owner="bob@ops-2", dry_run=True),
+        client.ok_to_stop(["gpu-001", "gpu-002"]),
+        client.holds(),
+    ]
+
+    assert answers == [source.reply()] * 5
+    (drain, drained), (cordon, cordoned), lifted, asked = source.asked
+    assert (drain, cordon) == (HoldKind.DRAIN, HoldKind.CORDON)
+    assert drained == pb.DrainRequest(
+        targets=["gpu-001", "store-2"],
+        reason="INC-4412",
+        owner="alice@ops-1",
+        migrate=True,
+        bandwidth_bps=5,
+        force=["last-store"],
+        dry_run=True,
+    )
+    assert cordoned == pb.DrainRequest(targets=["gpu-001"], reason="r", owner="o", force=["f"])
+    assert lifted == pb.UndrainRequest(targets=["gpu-001"], owner="bob@ops-2", dry_run=True)
+    assert asked == ["gpu-001", "gpu-002"]
+
+
+@pytest.mark.process
+def test_a_refused_drain_says_why_and_a_granted_one_is_safe(
+    loop_and_client: tuple[Any, ControlClient], source: Source
+) -> None:
+    """A refusal comes back as the error that the master raised; an answer only once the change is remembered."""
+    _, client = loop_and_client
+
+    with pytest.raises(Refused, match="no store would be left") as caught:
+        client.drain(["everything"])
+    assert caught.value.fix == "bring in another store first"
+    assert not source.safe
+    client.drain(["gpu-001"])
+    assert source.safe
+
+
 def test_a_master_that_is_gone() -> None:
     """Asking a closed port is Unreachable, for status and for events."""
     with ControlClient("127.0.0.1:1", SECRET, timeout_s=5) as client:
@@ -152,6 +277,9 @@ def test_a_master_that_is_gone() -> None:
         (pb.StatusReply, MasterStatus),
         (pb.StoreInfo, StoreInfo),
         (pb.ClientInfo, ClientInfo),
+        (pb.Hold, HoldInfo),
+        (pb.HoldReply, HoldReply),
+        (pb.StopCheck, StopCheck),
     ],
 )
 def test_messages_and_model_have_the_same_fields(message: Any, kind: Any) -> None:
@@ -164,6 +292,8 @@ def test_messages_and_model_have_the_same_fields(message: Any, kind: Any) -> Non
     [
         (pb.StoreState, StoreState, "STORE_STATE_"),
         (pb.PlacementPolicy, PlacementPolicy, "PLACEMENT_POLICY_"),
+        (pb.HoldKind, HoldKind, "HOLD_KIND_"),
+        (pb.HoldState, HoldState, "HOLD_STATE_"),
     ],
 )
 def test_enums_and_model_have_the_same_words(enum: Any, kind: Any, prefix: str) -> None:

@@ -2,7 +2,8 @@
 The put protocol, driven through the real cores of one master and its stores by messages that come late or never.
 
 Every operation of a client is a generator that stops wherever a message is under way, so that anything may happen
-in between: other operations, time, broken connections, a store's death or return, a master's restart.
+in between: other operations, time, broken connections, a store's death or return, a master's restart, a drain of a
+store and its end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kvops.net.wire import Kind
 from kvops.store.keys import NAMESPACE_DEFAULT, key_digest
 from kvops.store.master_core import ORPHAN_MS
 from kvops.store.messages import PutStatus
-from kvops.store.model import ObjectFlag, StoreState, chunk_of
+from kvops.store.model import HoldKind, HoldState, ObjectFlag, StoreState, chunk_of
 from kvops.transfer import messages as tm
 from kvops.transfer.layout import (
     HEADER_BYTES,
@@ -107,6 +108,8 @@ class PutProtocol(RuleBasedStateMachine):
         self.conns: dict[int, int] = {}
         self.operations: list[Operation] = []
         self.evicted = 0
+        self.drained: set[str] = set()
+        self.cordoned: set[str] = set()
         for host in HOSTS:
             self.rig.node(f"store-{host}", host=host, size=SEGMENT)
 
@@ -142,6 +145,11 @@ class PutProtocol(RuleBasedStateMachine):
             answer = self.rig.put_start(self.conn(client), [(key, size)], replicas=replicas, flags=flags)
         ((status, places),) = answer
         nodes = [self.node_of(place) for place in places]
+        held = self.drained if ranges else self.drained | self.cordoned  # a rank joins what was begun before
+        if status is PutStatus.GRANTED:
+            assert not any(node is not None and node.name in held for node in nodes), (
+                "nothing is placed there"
+            )
         yield
         if status is PutStatus.NO_SPACE and again > 3:
             yield from self.put(client, key, size, replicas, ranges, again - 1)
@@ -163,11 +171,19 @@ class PutProtocol(RuleBasedStateMachine):
             generation = places[0][0]
             if self.rig.put_end(self.conn(client), key, generation, written) is PutStatus.STORED:
                 kept = [node for i, node in enumerate(nodes) if node is not None and written >> i & 1]
+                kept = [node for node in kept if node.name not in self.drained]
+                assert kept or self.was_stored(key, generation), (
+                    "a put that lies on drained stores alone is GONE"
+                )
                 before = self.model.stored.get(key)
                 newest = before is None or before.generation < generation
                 if newest and generation not in self.model.dead.get(key, ()):
                     self.model.stored[key] = Stored(generation, size, kept)
                 self.model.every.setdefault(key, set()).add(generation)
+
+    def was_stored(self, key: str, generation: int) -> bool:
+        """Another rank, or the same request before, has ended this put already."""
+        return generation in self.model.every.get(key, ())
 
     def write(self, key: str, place: Location, node: Node | None, start: int, length: int) -> Iterator[None]:
         """One range to one store, piece by piece; returns NodeStatus and whether the object is sealed."""
@@ -205,6 +221,7 @@ class PutProtocol(RuleBasedStateMachine):
         generation, offset, size, _, flags = place
         assert generation not in self.model.dead.get(key, ()), "removed keys stay removed"
         node = self.node_of(place)
+        assert node is None or node.name not in self.drained, "no lookup names a drained store"
         yield
         if node is None:
             return
@@ -380,6 +397,45 @@ class PutProtocol(RuleBasedStateMachine):
         new = self.rig.node(node.name, host=node.host, size=SEGMENT, mounted=False)
         self.rig.open_session(new)
 
+    # What operators do.
+
+    @rule(
+        which=st.integers(0, 2),
+        deed=st.sampled_from(("drain", "drain", "undrain", "undrain", "cordon", "drain host")),
+    )
+    def operator_acts(self, which: int, deed: str) -> None:
+        node = self.some_node(which)
+        target = node.host if deed == "drain host" else node.name
+        if self.rig.core.stores.named(node.name) is None and target not in self.rig.holds_now():
+            return
+        match deed:
+            case "drain" | "drain host":
+                self.drain(node, target)
+            case "cordon" if node.name not in self.drained:
+                self.rig.hold(HoldKind.CORDON, target)
+            case "undrain":
+                self.undrain(node)
+        self.note_holds()
+
+    def drain(self, node: Node, target: str) -> None:
+        self.rig.drain(target)
+        for stored in self.model.stored.values():
+            if len(stored.nodes) > 1 and node in stored.nodes:
+                stored.nodes.remove(node)  # the other replica is the only one
+
+    def undrain(self, node: Node) -> None:
+        for target in {node.name, node.host} & set(self.rig.holds_now()):
+            if target == node.host or node.host not in self.rig.holds_now():
+                self.rig.undrain(target)
+
+    def note_holds(self) -> None:
+        """What operators were told last."""
+        self.drained.clear()
+        self.cordoned.clear()
+        for hold in self.rig.holds_now().values():
+            for name in hold.stores:
+                (self.drained if hold.kind is HoldKind.DRAIN else self.cordoned).add(name)
+
     # Time, and what the master does.
 
     @rule(ms=st.sampled_from((10, 10, 150, 150, 700, 1_100, 2_500)))
@@ -447,6 +503,9 @@ class PutProtocol(RuleBasedStateMachine):
         self.rig.restart(journal=journal, down_ms=down_ms)
         self.conns.clear()
         self.evicted = 0
+        if not journal:
+            self.drained.clear()  # it has forgotten those as well
+            self.cordoned.clear()
         for generations in self.model.dead.values():
             # A copy that no master reached has outlived the memory of its removal.
             generations -= {generation for generation in generations if self.copies(generation)}
@@ -482,10 +541,13 @@ class PutProtocol(RuleBasedStateMachine):
 
     @invariant()
     def note_evictions(self) -> None:
-        """An evicted object may be gone."""
-        if not hasattr(self, "rig") or self.rig.core.counters.evicted == self.evicted:
+        """An object that was evicted, or swept from a drained store, may be gone."""
+        if not hasattr(self, "rig"):
             return
-        self.evicted = self.rig.core.counters.evicted
+        evicted = self.rig.core.counters.evicted + self.rig.core.sweeper.swept_total
+        if evicted == self.evicted:
+            return
+        self.evicted = evicted
         gone = {int(row) for rows in self.rig.gone for row in rows["generation"]}
         for key, stored in list(self.model.stored.items()):
             if stored.generation in gone:
@@ -498,6 +560,16 @@ class PutProtocol(RuleBasedStateMachine):
         rig = self.rig
         for client in CLIENTS:
             self.client_dies(client)
+        for _ in range(6):
+            rig.live(1_000)
+            self.note_evictions()
+        for hold in rig.holds_now().values():
+            for name in hold.stores if hold.kind is HoldKind.DRAIN else ():
+                store = rig.core.stores.named(name)
+                assert store is not None
+                assert (hold.state, hold.left, store.objects) == (HoldState.DRAINED, 0, 0)
+        for hold in sorted(rig.holds_now().values(), key=lambda hold: not hold.host):
+            rig.undrain(hold.target)
         for _ in range(ORPHAN_MS // 1_000 + 6):
             rig.live(1_000)
             self.note_evictions()
@@ -560,6 +632,8 @@ def act(world: PutProtocol, rng: Random) -> None:
             world.time_passes(rng.choice((10, 10, 150, 700, 1_100, 2_500)))
         case 12 | 13:
             world.all_is_well(rng.choice((100, 300, 1_200)))
+        case 15:
+            world.operator_acts(which, rng.choice(("drain", "undrain", "undrain", "cordon", "drain host")))
         case 14:
             down_ms, meanwhile = rng.choice((50, 400, 3_000)), rng.choice(MEANWHILE)
             world.trouble(rng.choice(TROUBLES), which, down_ms, steps, meanwhile)

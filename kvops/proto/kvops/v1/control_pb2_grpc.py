@@ -44,6 +44,36 @@ class ControlStub(object):
                 request_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.EventsRequest.SerializeToString,
                 response_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.Event.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/kvops.v1.Control/Drain',
+                request_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
+                response_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.FromString,
+                _registered_method=True)
+        self.Cordon = channel.unary_unary(
+                '/kvops.v1.Control/Cordon',
+                request_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
+                response_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.FromString,
+                _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/kvops.v1.Control/Undrain',
+                request_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.FromString,
+                _registered_method=True)
+        self.OkToStop = channel.unary_unary(
+                '/kvops.v1.Control/OkToStop',
+                request_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.OkToStopRequest.SerializeToString,
+                response_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.FromString,
+                _registered_method=True)
+        self.StepDown = channel.unary_unary(
+                '/kvops.v1.Control/StepDown',
+                request_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownRequest.SerializeToString,
+                response_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownReply.FromString,
+                _registered_method=True)
+        self.Holds = channel.unary_unary(
+                '/kvops.v1.Control/Holds',
+                request_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldsRequest.SerializeToString,
+                response_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -63,6 +93,49 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Take stores out of use: from the reply on no lookup names them and nothing is written there. What they held
+        is forgotten in the background (Holds tells how far). Costs the same whatever they hold; may be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cordon(self, request, context):
+        """Put nothing new on stores; what they hold is read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Undrain(self, request, context):
+        """Let stores take part again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OkToStop(self, request, context):
+        """What stopping stores would do to the rest of the pool. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StepDown(self, request, context):
+        """Let another master lead, which has everything that was acknowledged. Refused where none has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Holds(self, request, context):
+        """Every hold, and how far each has come. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +148,36 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Events,
                     request_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.EventsRequest.FromString,
                     response_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.Event.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.DrainRequest.FromString,
+                    response_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.SerializeToString,
+            ),
+            'Cordon': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cordon,
+                    request_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.DrainRequest.FromString,
+                    response_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.UndrainRequest.FromString,
+                    response_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.SerializeToString,
+            ),
+            'OkToStop': grpc.unary_unary_rpc_method_handler(
+                    servicer.OkToStop,
+                    request_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.OkToStopRequest.FromString,
+                    response_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.SerializeToString,
+            ),
+            'StepDown': grpc.unary_unary_rpc_method_handler(
+                    servicer.StepDown,
+                    request_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownRequest.FromString,
+                    response_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownReply.SerializeToString,
+            ),
+            'Holds': grpc.unary_unary_rpc_method_handler(
+                    servicer.Holds,
+                    request_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldsRequest.FromString,
+                    response_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +234,168 @@ class Control(object):
             '/kvops.v1.Control/Events',
             kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.EventsRequest.SerializeToString,
             kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.Event.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvops.v1.Control/Drain',
+            kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
+            kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cordon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvops.v1.Control/Cordon',
+            kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
+            kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvops.v1.Control/Undrain',
+            kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.UndrainRequest.SerializeToString,
+            kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OkToStop(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvops.v1.Control/OkToStop',
+            kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.OkToStopRequest.SerializeToString,
+            kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StepDown(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvops.v1.Control/StepDown',
+            kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownRequest.SerializeToString,
+            kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Holds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvops.v1.Control/Holds',
+            kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldsRequest.SerializeToString,
+            kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,352 @@
+"""``kvops rollout``: changes to a whole group, one node at a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from kvops.cli import holds, options
+from kvops.cli.clients import leader, leader_status, look
+from kvops.cli.context import Target, resolve
+from kvops.cli.options import DURATION_MS, Settings
+from kvops.cli.output import Column, Output
+from kvops.cli.restart import wait_joined
+from kvops.cli.start import ready_timeout_s
+from kvops.errors import Refused
+from kvops.files import load_yaml, write_yaml
+from kvops.fleet.local import LocalGroup, Member, utc_now
+from kvops.fleet.rollout import (
+    NodeProgress,
+    Pace,
+    Rollout,
+    RolloutState,
+    Seen,
+    batches,
+)
+
+REASON: Final = "kvops rollout restart"  # of our holds: they are told from an operator's by it
+CALL_TIMEOUT_S: Final = 5.0
+SERVING: Final = ("ready", "announcing")
+COLUMNS: Final = (
+    Column("name"),
+    Column("role"),
+    Column("step"),
+    Column("objects", "count"),
+    Column("took_s"),
+)
+
+
+@options.group("rollout")
+def command() -> None:
+    r"""
+    Change a whole group, one node at a time.
+
+    \b
+    Example:
+      kvops rollout restart --migrate
+    """
+
+
+@command.command("restart")
+@click.argument("members", nargs=-1, metavar="[MEMBER…]", shell_complete=options.offer("members"))
+@click.option("--migrate", is_flag=True, help="Copy each store's objects to others first.")
+@click.option(
+    "--max-unavailable",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Stores that may be away at once, those that are away already included.",
+)
+@click.option(
+    "--window",
+    type=DURATION_MS,
+    default="5s",
+    show_default=True,
+    help="The hit ratio is taken over this; 0s: not.",
+)
+@click.option(
+    "--settle",
+    "settle_ms",
+    type=DURATION_MS,
+    default="5m",
+    show_default=True,
+    help="How long it may take to come back.",
+)
+@click.option("--force", multiple=True, metavar="CHECK", help="Go on although this check of a drain says no.")
+@click.option("--fresh", is_flag=True, help="Begin anew instead of going on where a former one stopped.")
+@click.option("--dry-run", is_flag=True, help="Print the exact steps and do nothing.")
+@click.pass_obj
+def restart(
+    settings: Settings,
+    members: tuple[str, ...],
+    migrate: bool,
+    max_unavailable: int,
+    window_ms: int,
+    settle_ms: int,
+    force: tuple[str, ...],
+    fresh: bool,
+    dry_run: bool,
+) -> int:
+    r"""
+    Restart a local group one node at a time: stores first, then masters.
+
+    Each store is drained, stopped and started; then the next waits until it has joined again and the hit ratio is
+    within 5 % of what it was (with --migrate and no traffic: the objects). A store's contents are lost unless
+    --migrate moves them first. An operator's hold stays as it is. --timeout bounds each wait for a node.
+
+    The first trouble ends it (exit code 1): the nodes behind it are untouched. The same command again goes on where
+    it stopped, as after Ctrl-C.
+
+    \b
+    Examples:
+      kvops rollout restart --dry-run
+      kvops rollout restart --migrate --settle 10m
+    """
+    from kvops.cli.units import split_list
+
+    out = Output(settings)
+    target = resolve(settings)
+    local = target.require_local()
+    state = local.require()
+    chosen = [state.member(name) for name in split_list(members)] or state.members
+    progress = _progress(
+        local, state.started, chosen, named=bool(members), fresh=fresh, migrate=migrate, out=out
+    )
+    if dry_run:
+        return _show_steps(out, target, local, progress, max_unavailable=max_unavailable)
+    pace = Pace(unavailable_max=max_unavailable, window_s=window_ms / 1_000, settle_s=settle_ms / 1_000)
+    with local.lock(timeout_s=0.0, name="rollout.lock"):
+        _say_price(out, target, progress)
+        operations = _Operations(settings, out, local, force=force)
+        rollout = Rollout(
+            progress,
+            operations,
+            pace=pace,
+            save=lambda now: write_yaml(_file(local), now),
+            tell=lambda name, text: out.note(f"{name:<10} {text}"),
+            pause=threading.Event().wait,
+        )
+        began = time.monotonic()
+        done = rollout.run()
+        done = msgspec.structs.replace(done, ended=utc_now())
+        write_yaml(_file(local), done)
+        after = operations.look()
+    return _receipt(out, target, done, after, took_s=time.monotonic() - began)
+
+
+@command.command("status")
+@click.pass_obj
+def status(settings: Settings) -> int:
+    r"""
+    How far the last rollout of a local group has come. Exit code 1: it stopped before its end.
+
+    \b
+    Example:
+      kvops rollout status
+    """
+    out = Output(settings)
+    target = resolve(settings)
+    local = target.require_local()
+    local.require()
+    if not _file(local).is_file():
+        if out.structured:
+            out.document({"group": target.name, "nodes": []})
+        else:
+            out.header(target.label, "no rollout")
+        return 0
+    state = load_yaml(_file(local), RolloutState)
+    _show(out, target, state)
+    return 1 if state.unfinished else 0
+
+
+def _file(local: LocalGroup) -> Path:
+    return local.folder / "rollout.yaml"
+
+
+def _progress(
+    local: LocalGroup,
+    group_started: str,
+    chosen: Sequence[Member],
+    *,
+    named: bool,
+    fresh: bool,
+    migrate: bool,
+    out: Output,
+) -> RolloutState:
+    """A new rollout, or the one that did not come to its end."""
+    begun = RolloutState(
+        migrate=migrate,
+        group_started=group_started,
+        started=utc_now(),
+        nodes=[NodeProgress(name=member.name, role=member.role) for member in chosen],
+    )
+    if fresh or not _file(local).is_file():
+        return begun
+    former = load_yaml(_file(local), RolloutState)
+    if not former.unfinished or former.group_started != group_started:
+        return begun
+    if named and [node.name for node in former.nodes] != [node.name for node in begun.nodes]:
+        raise Refused(
+            f"a rollout of {len(former.nodes)} members that began {former.started} is not done",
+            fix="go on with it by kvops rollout restart without names, or drop it with --fresh",
+        )
+    done = len(former.nodes) - len(former.unfinished)
+    why = f"; it stopped at {former.stopped}" if former.stopped else ""
+    out.note(f"going on with the rollout of {former.started}, {done} of {len(former.nodes)} done{why}")
+    return former
+
+
+def _show_steps(
+    out: Output, target: Target, local: LocalGroup, progress: RolloutState, *, max_unavailable: int
+) -> int:
+    state = local.require()
+    steps = []
+    for batch in batches(progress.unfinished, unavailable_max=max_unavailable):
+        members = [state.member(node.name) for node in batch]
+        stores = " ".join(member.name for member in members if member.role == "store")
+        if stores:
+            steps.append(
+                f"kvops drain {stores}{' --migrate' if progress.migrate else ''}, and wait for its end"
+            )
+        steps += local.restart_steps(members)
+        if stores:
+            steps.append(f"kvops undrain {stores}")
+        steps.append(
+            f"wait until {' '.join(member.name for member in members)} joined and the hit ratio is back"
+        )
+    if out.structured:
+        out.document({"group": target.name, "dry_run": True, "steps": steps})
+        return 0
+    out.header(target.label, "would do, in this order:" if steps else "nothing is left to do")
+    for step in steps:
+        click.echo(f"  {step}" if out.human else step)
+    return 0
+
+
+def _say_price(out: Output, target: Target, progress: RolloutState) -> None:
+    """What it will cost, before anything is done."""
+    if out.structured or out.settings.quiet:
+        return
+    status = leader_status(target, timeout_s=CALL_TIMEOUT_S)
+    names = {node.name for node in progress.unfinished}
+    objects = sum(store.objects for store in status.stores if store.name in names and store.state in SERVING)
+    largest = max((store.capacity_bytes for store in status.stores if store.name in names), default=0)
+    share = largest / max(1, sum(store.capacity_bytes for store in status.stores if store.state in SERVING))
+    out.header(target.label, f"rolling restart of {holds.count_of(len(names), 'member')}")
+    fate = (
+        "move to other stores first, as far as they fit" if progress.migrate else "are lost, store by store"
+    )
+    out.line(f"  costs   {share:.0%} of the pool at a time; {objects:,} objects {fate}")
+
+
+def _document(state: RolloutState) -> dict[str, Any]:
+    return {
+        "what": state.what,
+        "migrate": state.migrate,
+        "started": state.started,
+        "ended": state.ended or None,
+        "stopped": state.stopped or None,
+        "hit_ratio_before": None if state.ratio_before is None else round(state.ratio_before, 4),
+        "objects_before": state.objects_before,
+        "nodes": [
+            {"name": n.name, "role": n.role, "step": str(n.step), "objects": n.objects, "took_s": n.took_s}
+            for n in state.nodes
+        ],
+    }
+
+
+def _show(out: Output, target: Target, state: RolloutState, **more: Any) -> None:
+    document = _document(state) | more
+    if out.structured:
+        out.document({"group": target.name, **document})
+        return
+    done = len(state.nodes) - len(state.unfinished)
+    out.header(target.label, f"{done} of {len(state.nodes)} restarted since {state.started}")
+    out.table(COLUMNS, document["nodes"])
+    if state.stopped:
+        out.line(f"stopped at {state.stopped}")
+        out.line(f"next: {target.kvops} rollout restart")
+
+
+def _receipt(out: Output, target: Target, state: RolloutState, after: Seen, *, took_s: float) -> int:
+    _show(out, target, state, objects_after=after.objects, took_s=round(took_s, 3))
+    if not out.structured:
+        ratio = "no traffic to take a hit ratio of" if state.ratio_before is None else "the hit ratio is back"
+        out.line(f"objects {state.objects_before:,} → {after.objects:,}; {ratio}; {took_s:.1f} s")
+    return 0
+
+
+class _Operations:
+    """What a rollout does to a local group: the commands of an operator, without their words."""
+
+    def __init__(self, settings: Settings, out: Output, local: LocalGroup, *, force: Sequence[str]) -> None:
+        self._settings, self._out, self._local, self._force = settings, out, local, force
+
+    def look(self) -> Seen:
+        """See the group now."""
+        target = resolve(self._settings)
+        judgement = look(target, timeout_s=CALL_TIMEOUT_S)
+        status = leader_status(target, timeout_s=CALL_TIMEOUT_S)
+        members = self._local.require().members
+        held = {
+            name for hold in status.holds if hold.reason != REASON for name in [hold.target, *hold.stores]
+        }
+        return Seen(
+            serving=frozenset(row["name"] for row in judgement.stores if row["state"] in SERVING),
+            away={row["name"]: row["state"] for row in judgement.stores if row["state"] not in SERVING},
+            held=frozenset(held),
+            processes={
+                member.name: f"{member.pid}.{member.started_ticks}.{member.boot_id}"
+                for member in members
+                if member.running
+            },
+            objects=status.objects,
+            objects_by_store={row["name"]: row["objects"] for row in judgement.stores},
+            lookups=status.lookups_total,
+            hits=status.hits_total,
+        )
+
+    def drain(self, names: Sequence[str], *, migrate: bool) -> None:
+        """Hidden, leases ended, swept, counted."""
+        target = resolve(self._settings)
+        deadline = time.monotonic() + self._timeout_s(names)
+        with leader(target, timeout_s=CALL_TIMEOUT_S) as (client, _):
+            reply = client.drain(
+                names, owner=holds.owner(), reason=REASON, migrate=migrate, force=list(self._force)
+            )
+        holds.Watch(self._out, target, [hold.target for hold in reply.holds]).run(
+            reply.holds, deadline=deadline
+        )
+
+    def restart(self, names: Sequence[str]) -> None:
+        """Asked to end, started again as it was."""
+        self._local.restart(
+            names,
+            timeout_s=self._timeout_s(names),
+            tell=lambda name, text: self._out.note(f"{name:<10} {text}"),
+        )
+
+    def undrain(self, names: Sequence[str]) -> None:
+        """Lift our own holds."""
+        if not names:
+            return
+        with leader(resolve(self._settings), timeout_s=CALL_TIMEOUT_S) as (client, status):
+            ours = [hold.target for hold in status.holds if hold.reason == REASON and hold.target in names]
+            if ours:
+                client.undrain(ours, owner=holds.owner())
+
+    def wait_joined(self, names: Sequence[str]) -> Sequence[str]:
+        """As restart waits: a new master knows none of the stores."""
+        members = self._local.require()
+        only = None if any(members.member(name).role == "master" for name in names) else names
+        _, _, away = wait_joined(self._settings, only, timeout_s=self._timeout_s(names))
+        return away
+
+    def _timeout_s(self, names: Sequence[str]) -> float:
+        return ready_timeout_s(self._settings, len(names) * self._local.require().segment_size_bytes)

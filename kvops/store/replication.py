@@ -1,0 +1,149 @@
+"""
+The leader's half of replication, without I/O: who has which operation, and which answers may leave.
+
+Every operation has a sequence. It is *committed* when every standby that may be in the in-sync set has it; answers
+that promise something wait for that. A standby joins the set when it has caught up: its acknowledgements
+are waited for from then on, before etcd knows of it. It leaves the set first in etcd: only then is nobody left
+who could campaign without what is acknowledged after it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+LAG_MS_MAX: Final = 500  # a standby that acknowledges nothing of what it was sent for so long is taken out
+
+ENTRY: Final = struct.Struct("<QHHII")
+"""Sequence, journal kind, reserved, count of rows, bytes of the body, which follows as the journal has it."""
+
+ACK: Final = struct.Struct("<QI")
+"""Sequence up to which all is applied, 1 once the whole state has been taken over."""
+
+STATE_END: Final = 0xFFFF
+"""In place of a journal kind: the state that a standby takes over at first is whole."""
+
+
+@dataclass(slots=True)
+class Standby:
+    """One standby's connection."""
+
+    name: str
+    conn: int
+    since_ms: int  # when its acknowledgement last moved, or there was nothing to acknowledge
+    acked: int = 0
+    caught_up: bool = False
+
+
+class Replication:
+    """
+    What standbys have acknowledged. One for a leadership.
+
+    Args:
+        sequence: Of the last operation before this leadership; nothing up to it waits for anybody.
+    """
+
+    def __init__(self, *, sequence: int = 0) -> None:
+        self.sequence = sequence
+        self._committed = sequence
+        self._standbys: dict[str, Standby] = {}
+        self._waited: frozenset[str] = frozenset()  # may be in the set, as etcd has it
+        self._held: deque[tuple[int, int, bytes]] = deque()
+
+    @property
+    def committed(self) -> int:
+        """Up to which sequence every member has everything."""
+        return self._committed
+
+    @property
+    def pending(self) -> bool:
+        """Whether some operation is not committed."""
+        return self._committed < self.sequence
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """Who should be in the set."""
+        return frozenset(name for name, standby in self._standbys.items() if standby.caught_up)
+
+    def standbys(self) -> list[Standby]:
+        """Those that are connected."""
+        return list(self._standbys.values())
+
+    def joined(self, conn: int, name: str, *, now_ms: int) -> int | None:
+        """A standby begins to follow; the connection that it had before, if any, which is of no use any more."""
+        before = self._standbys.get(name)
+        self._standbys[name] = Standby(name, conn, now_ms)
+        return before.conn if before is not None else None
+
+    def left(self, conn: int) -> None:
+        """A connection ended; if a standby's, it stays waited for until etcd has it out of the set."""
+        for name, standby in list(self._standbys.items()):
+            if standby.conn == conn:
+                del self._standbys[name]
+        self._commit()
+
+    def members(self, names: frozenset[str]) -> None:
+        """Who may be in the set, as far as etcd's answers tell."""
+        self._waited = names
+        self._commit()
+
+    def append(self, *, now_ms: int) -> int:
+        """One more operation; its sequence."""
+        if not self.pending:
+            for standby in self._standbys.values():
+                standby.since_ms = now_ms
+        self.sequence += 1
+        self._commit()
+        return self.sequence
+
+    def acked(self, conn: int, sequence: int, *, caught_up: bool, now_ms: int) -> None:
+        """A standby has everything up to there."""
+        for standby in self._standbys.values():
+            if standby.conn == conn:
+                if sequence > standby.acked or caught_up > standby.caught_up:
+                    standby.since_ms = now_ms
+                standby.acked = max(standby.acked, min(sequence, self.sequence))
+                standby.caught_up |= caught_up
+        self._commit()
+
+    def laggards(self, *, now_ms: int) -> list[int]:
+        """Connections of members that owe an acknowledgement for too long: to be closed."""
+        return [
+            standby.conn
+            for standby in self._standbys.values()
+            if standby.caught_up and standby.acked < self.sequence and now_ms - standby.since_ms >= LAG_MS_MAX
+        ]
+
+    def forgive(self, pause_ms: int) -> None:
+        """A pause of our own is nobody's lag."""
+        for standby in self._standbys.values():
+            standby.since_ms += pause_ms
+
+    def _commit(self) -> None:
+        lowest = self.sequence
+        # Waited for from the moment it has caught up: etcd may list it before we hear so.
+        for name in self._waited | self.wanted:
+            standby = self._standbys.get(name)
+            lowest = min(lowest, standby.acked if standby is not None else 0)
+        self._committed = max(self._committed, lowest)
+
+    # Answers that wait.
+
+    def hold(self, conn: int, data: bytes) -> None:
+        """Keep an answer until what came before it is committed."""
+        self._held.append((self.sequence, conn, data))
+
+    @property
+    def held(self) -> int:
+        """How many answers wait."""
+        return len(self._held)
+
+    def release(self) -> list[tuple[int, bytes]]:
+        """Answers that may leave now."""
+        free: list[tuple[int, bytes]] = []
+        while self._held and self._held[0][0] <= self._committed:
+            _, conn, data = self._held.popleft()
+            free.append((conn, data))
+        return free
