@@ -22,7 +22,7 @@ from kvops.errors import Unreachable
 sys.path.insert(0, str(Path(__file__).parent))
 from hosts import PORT, Fleet, fleet_of, oldest_python
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
