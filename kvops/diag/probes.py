@@ -8,7 +8,9 @@ traffic, unless it is forced.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
+import re
 import secrets
 import select
 import subprocess
@@ -49,7 +51,11 @@ INCAST_SENDERS_MAX = 8
 VERBS_BYTES = 1 << 20
 REGISTER_BYTES = (1 << 28, 1 << 30, 8 << 30)  # in steps; a quarter of the free memory at most
 LINE_BYTES_MAX = 16 << 20
+NICS_MAX = 64  # of one host
 ASK_TIMEOUT_S = 15.0
+
+
+_NETDEV = re.compile(r"[^\s/-][^\s/]{0,14}")  # as dev_valid_name() in net/core/dev.c, and no option
 
 
 class Talk(Protocol):
@@ -291,7 +297,7 @@ class Session:
             Refused: A saturating probe was asked for, and a link is busy.
         """
         wanted = set(self.plan.probes)
-        self._each("hello", lambda talk: self.hellos.__setitem__(talk.name, talk.ask("hello")))
+        self._each("hello", self._hello)
         if wanted & set(SELF_TESTS):
             self._self_tests(wanted)
         if not wanted - set(SELF_TESTS):
@@ -336,8 +342,11 @@ class Session:
             self.matrix.unreached.append((name, f"{what}: {reason}"))
             self.talks.pop(name).close()
 
+    def _hello(self, talk: Talk) -> None:
+        self.hellos[talk.name] = _checked_hello(talk.ask("hello"))
+
     def _listen(self, talk: Talk) -> None:
-        own = [(nic["netdev"], nic["addresses"][0]) for nic in self.hellos[talk.name].get("nics", [])[:64]]
+        own = [(nic["netdev"], nic["addresses"][0]) for nic in self.hellos[talk.name]["nics"]]
         answer = talk.ask("listen", token=self.token, addresses=own, port=self.plan.port)
         self.listeners[talk.name] = answer.get("listeners", {})
 
@@ -614,7 +623,10 @@ class Session:
                     break
                 ends.append((name, gid))
             if len(ends) == 2:
-                self._verbs_cell(cell, back, ends)
+                try:
+                    self._verbs_cell(cell, back, ends)
+                except _DAMAGED as error:
+                    cell.unseen = back.unseen = f"verbs: a damaged answer: {type(error).__name__}: {error}"
 
     def _verbs_cell(self, there: Cell, back: Cell, ends: Sequence[tuple[str, Any]]) -> None:
         mark = secrets.token_hex(4)
@@ -671,9 +683,31 @@ def _good(answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+# What reading an answer raises that is not shaped as it should be.
+_DAMAGED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+
+
 def _done(work: Callable[[Talk], Any], talk: Talk) -> bool:
-    work(talk)
+    try:
+        work(talk)
+    except _DAMAGED as error:
+        raise Unreachable(
+            f"{talk.name}: a damaged answer: {type(error).__name__}: {error}", fix=""
+        ) from error
     return True
+
+
+def _checked_hello(answer: dict[str, Any]) -> dict[str, Any]:
+    """A host's word about itself, with only what can be an interface and its address left in it."""
+    nics = []
+    for nic in answer["nics"][:NICS_MAX]:
+        found = []
+        for text in nic["addresses"]:
+            with contextlib.suppress(ValueError):
+                found.append(str(ipaddress.ip_address(text)))
+        if found and _NETDEV.fullmatch(nic["netdev"]):
+            nics.append({**nic, "addresses": found, "mtu": int(nic["mtu"])})
+    return {**answer, "nics": nics}
 
 
 def _gid(ports: Sequence[dict[str, Any]], netdev: str, index: int | None) -> dict[str, Any] | None:

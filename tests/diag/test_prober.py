@@ -224,6 +224,47 @@ def test_a_queue_pair_that_cannot_connect() -> None:
     assert odd_ones(missing.matrix) == []
 
 
+class OddTalk(DirectTalk):
+    """A host whose answers are not what they should be."""
+
+    def __init__(self, name: str, wire: Wire, odd: dict[str, Any]) -> None:
+        super().__init__(name, wire)
+        self.odd = odd
+
+    def ask(self, do: str, *, timeout_s: float = 15.0, **arguments: Any) -> dict[str, Any]:
+        answer = super().ask(do, timeout_s=timeout_s, **arguments)
+        return {**answer, **self.odd.get(do, {})}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"hello": {"nics": 7}},
+        {"hello": {"nics": [{"netdev": "-f", "addresses": ["; rm", "10.0.0.1"], "mtu": 1}]}},
+        {"listen": {"listeners": ["x"]}},
+        {"tcp": {"rows": None}},
+        {"udp": {"rows": [{}]}},
+        {"mtu": {"rows": [{"steps": {"many": True}, "path_mtu": "x"}]}},
+    ],
+    ids=["hello", "names", "listen", "tcp", "udp", "mtu"],
+)
+def test_a_damaged_answer_costs_one_host(odd: dict[str, Any]) -> None:
+    """A host that answers nonsense is left out with the reason; the other two are probed as if it were not there."""
+    wire = Wire()
+    talks = [DirectTalk("a", wire), DirectTalk("b", wire), OddTalk("c", wire, odd)]
+    session = Session(talks, Plan(probes=("tcp", "udp", "mtu")))
+    try:
+        session.run()
+    finally:
+        for talk in talks:
+            talk.close()
+
+    assert {name for name, _ in session.matrix.unreached} == {"c"}
+    well = [cell for cell in session.matrix.cells if "c" not in (cell.source, cell.target)]
+    assert len(well) == 2
+    assert all(cell.tcp and cell.udp and (cell.path_mtu or 0) >= 1500 for cell in well)
+
+
 def test_real_verbs() -> None:
     """On a machine with an RDMA device, the real queue pair reads its own memory back."""
     if importlib.util.find_spec("pyverbs") is None:
