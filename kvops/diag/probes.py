@@ -348,7 +348,7 @@ class Session:
     def _listen(self, talk: Talk) -> None:
         own = [(nic["netdev"], nic["addresses"][0]) for nic in self.hellos[talk.name]["nics"]]
         answer = talk.ask("listen", token=self.token, addresses=own, port=self.plan.port)
-        self.listeners[talk.name] = answer.get("listeners", {})
+        self.listeners[talk.name] = {str(address): dict(row) for address, row in answer["listeners"].items()}
 
     def _make_cells(self) -> None:
         """A cell for each pair of interfaces of two hosts; rails alone when there are too many."""
