@@ -8,10 +8,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 LATENCY_RATIO_MAX = 2.0  # of a row or column against the others [E], as probe.pair_latency
 LATENCY_US_MIN = 200.0  # below it user space's own noise is larger than any fabric's: not told apart
+VERBS_LATENCY_US_MIN = 20.0  # likewise of a read that Python posts
 BANDWIDTH_SHARE_MIN = 0.7  # as probe.all_to_all
 LOSS_PERCENT_MAX = 0.1
 ODD_MAX = 64
@@ -159,13 +161,13 @@ def odd_ones(matrix: Matrix) -> list[Odd]:
     found += _unreached(matrix)
     silent = {odd.name for odd in found if odd.kind == "host"}
     cells = [c for c in matrix.cells if not {c.source, c.target} & silent]
-    found += _unlike(
-        cells,
-        "round trip",
-        lambda c: (c.rtt_us or {}).get("p50"),
-        lambda own, others: own > LATENCY_RATIO_MAX * others and own > LATENCY_US_MIN,
-        "µs",
+    trips: tuple[tuple[str, float, Callable[[Cell], float | None]], ...] = (
+        ("round trip", LATENCY_US_MIN, lambda c: (c.rtt_us or {}).get("p50")),
+        ("verbs round trip", VERBS_LATENCY_US_MIN, lambda c: (c.verbs_rtt_us or {}).get("p50")),
     )
+    for metric, least, read in trips:
+        slow = partial(_slow, least)
+        found += _unlike(cells, metric, read, slow, "µs")
     for metric, read in (
         ("bandwidth", lambda c: c.gbps),
         ("verbs bandwidth", lambda c: c.verbs_gbps),
@@ -231,6 +233,10 @@ _VIEWS: tuple[tuple[str, str, Callable[[Cell], tuple[str, ...]]], ...] = (
     ("sender", "reaches nobody", lambda c: (c.source,)),
     ("sender", "reaches nobody", lambda c: (c.source_end,)),
 )
+
+
+def _slow(least_us: float, own: float, others: float) -> bool:
+    return own > LATENCY_RATIO_MAX * others and own > least_us
 
 
 def _unreached(matrix: Matrix) -> Iterator[Odd]:

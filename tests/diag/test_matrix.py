@@ -80,6 +80,10 @@ def _slow_nic(cell: Cell) -> None:
         cell.rtt_us = {"p50": 900.0, "p99": 1000.0}
 
 
+def _slow_verbs(cell: Cell) -> None:
+    cell.verbs_rtt_us = {"p50": 50.0 if "a" in (cell.source, cell.target) else 8.0}
+
+
 def _short(cell: Cell) -> None:
     if cell.target_end == "a eth0":
         cell.path_mtu = 1500
@@ -105,11 +109,24 @@ def _wrong(cell: Cell) -> None:
         (_pair_dead, {("pair", "a eth0 → b eth0", "reachability")}),
         (_slow_sender, {("sender", "d", "bandwidth")}),
         (_slow_nic, {("interface", "d eth1", "round trip")}),
+        (_slow_verbs, {("host", "a", "verbs round trip")}),
         (_short, {("receiver", "a eth0", "path MTU")}),
         (_lossy, {("pair", "a eth1 → d eth1", "loss")}),
         (_wrong, {("pair", "b eth0 → a eth0", "integrity")}),
     ],
-    ids=["well", "host", "nic", "deaf", "pair", "slow sender", "slow nic", "mtu", "loss", "bytes"],
+    ids=[
+        "well",
+        "host",
+        "nic",
+        "deaf",
+        "pair",
+        "slow sender",
+        "slow nic",
+        "slow verbs",
+        "mtu",
+        "loss",
+        "bytes",
+    ],
 )
 def test_who_stands_out(change: Callable[[Cell], Any], odd: set[tuple[str, str, str]]) -> None:
     """Each fault names the widest thing that explains it, once, and nobody who is well."""
