@@ -139,7 +139,7 @@ class WriteJob(_StreamJob):
                 s.flags,
                 len(s.key),
             )
-            body = head + s.key + chunk_digests(s.data, s.chunk)
+            body = head + s.key + (s.digests or chunk_digests(s.data, s.chunk))
             yield [wire.pack(Kind.WRITE, body, 0, length), s.data]
 
     def frame(self, frame: Frame, body: bytes) -> None:
