@@ -23,9 +23,9 @@ c, _ = s.accept(); b = bytearray(1 << 20)
 while c.recv_into(b): pass
 """
 SOURCE = """
-import socket, time
+import socket
 s = socket.create_connection(("10.77.0.2", 9999)); b = bytes(1 << 20); print("up", flush=True)
-while True: s.sendall(b); time.sleep(0.001)
+while True: s.sendall(b)
 """
 
 
