@@ -24,6 +24,19 @@ pytestmark = pytest.mark.process
 MIB = 1 << 20
 
 
+def stop_whatever_runs(run: Run, folder: Path) -> None:
+    """End a group that a test which failed or was interrupted left."""
+    if (folder / "state/groups/local/group.yaml").exists():
+        run("stop", "--now")
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_on(run: Run, tmp_path: Path) -> Iterator[None]:
+    """However a test ends, what it started ends with it."""
+    yield
+    stop_whatever_runs(run, tmp_path)
+
+
 def left_behind(folder: Path) -> list[str]:
     """Processes and sockets of the group under this folder that still exist."""
     found = [str(LocalGroup(folder / "state", "local").runtime_dir())]
@@ -76,10 +89,13 @@ def test_a_segment_is_whole_huge_pages(run: Run) -> None:
 
 
 @pytest.fixture
-def huge_pages() -> Iterator[int]:
-    """Sixteen huge pages of 2 MiB."""
+def huge_pages(run: Run, tmp_path: Path) -> Iterator[int]:
+    """Sixteen huge pages of 2 MiB, given back once nobody has them any more."""
     with huge.reserved(16) as count:
-        yield count
+        try:
+            yield count
+        finally:
+            stop_whatever_runs(run, tmp_path)
 
 
 def test_huge_pages(run: Run, tmp_path: Path, huge_pages: int) -> None:
