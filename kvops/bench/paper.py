@@ -48,7 +48,7 @@ class Actor:
         self._freed = 0
         self._mounted = threading.Event()
         self._session = Session(
-            [Address.parse(config["master"])],
+            [Address.parse(text) for text in config["masters"]],
             secret=bytes.fromhex(config["secret"]),
             hello=self._hello,
             owner=self,

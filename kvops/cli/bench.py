@@ -35,6 +35,9 @@ BENCHMARKS: Final = {
     "start": """A store's start and stop: memory prepared beside the kernel's own pace, and its first use.
 
     1, 4 and 8 GiB, where that fits. About 4 minutes.""",
+    "failover": """Three masters by etcd: the leader dies, hangs or is cut off, under load; the cost of replication.
+
+    Needs the program etcd. About 5 minutes.""",
     "hung": """What callers notice of a store, and of a master, that is stopped by SIGSTOP.
 
     About 2 minutes.""",

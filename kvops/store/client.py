@@ -36,7 +36,9 @@ from kvops.limits import (
 )
 from kvops.net import wire
 from kvops.net.auth import Hello
-from kvops.net.link import Address, LinkState, call
+from kvops.net.dial import Target
+from kvops.net.etcd_query import parse_masters
+from kvops.net.link import LinkState, call
 from kvops.net.wire import Kind, decode
 from kvops.store import messages as m
 from kvops.store.breaker import Failure, RetryBudget
@@ -68,7 +70,7 @@ class Pool:
 
     def __init__(
         self,
-        addresses: Sequence[Address],
+        addresses: Sequence[Target],
         identity: Identity,
         *,
         namespace: bytes,
@@ -829,7 +831,7 @@ def connect(
     A pool's client; returns at once, with or without a master.
 
     Args:
-        masters: ``host:port``, the path of a Unix socket, or a list of such.
+        masters: ``host:port``, the path of a Unix socket, ``etcd://host:port,host:port/group``, or a list of such.
         deadline_ms: Of calls that name none.
         secret_file: The group's secret; by default that of the local group of that name.
         group: Name of the group; a master of another one refuses.
@@ -855,10 +857,7 @@ def connect(
         raise UsageError(f"a namespace of {len(namespace)} B", fix="pass what namespace_digest() returned")
     if numa_node < 0:
         raise UsageError(f"NUMA node {numa_node}", fix="count from 0")
-    try:
-        addresses = [Address.parse(text) for text in listed]
-    except Unreachable as error:
-        raise UsageError(error.what, fix=error.fix) from None
+    addresses = parse_masters(listed)
     secret = read_secret(Path(secret_file) if secret_file is not None else local_secret(group))
     hello = Hello(
         role="client",

@@ -16,6 +16,7 @@ import msgspec
 from kvops.errors import UsageError
 from kvops.files import dump_yaml, load_yaml, parse_yaml, read_secret, write_private, write_yaml
 from kvops.limits import ETCD_TTL_S_MAX, MIB
+from kvops.net.etcd_query import parse_masters
 from kvops.store.model import PlacementPolicy
 from kvops.store.topology import HUGE_PAGE_BYTES
 
@@ -152,7 +153,7 @@ class StoreConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     name: Name = "store-0"
     host: Name = "host-0"  # logical: placement and failure domains go by it
     numa_node: Annotated[int, msgspec.Meta(ge=0, le=1023)] = 0
-    masters: list[str]  # wire addresses, host:port
+    masters: list[str]  # wire addresses, host:port; or etcd://host:port,host:port/group
     segment_size_bytes: Annotated[int, msgspec.Meta(ge=SEGMENT_SIZE_BYTES_MIN, le=SEGMENT_SIZE_BYTES_MAX)] = (
         1 << 30
     )
@@ -167,11 +168,10 @@ class StoreConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         _ProcessConfig.__post_init__(self)
         if not self.masters:
             raise ValueError("masters: name at least one")
-        for address in self.masters:
-            try:
-                split_address(address)
-            except UsageError as error:
-                raise ValueError(f"masters: {error.what}") from None
+        try:
+            parse_masters(self.masters)
+        except UsageError as error:
+            raise ValueError(f"masters: {error.what}") from None
         if self.segment_size_bytes % SEGMENT_ALIGN_BYTES:
             raise ValueError(f"segment_size_bytes: not a multiple of {SEGMENT_ALIGN_BYTES}")
         if self.huge_page_bytes not in (0, *HUGE_PAGE_BYTES):

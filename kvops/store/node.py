@@ -25,6 +25,7 @@ from kvops.log import configure, log
 from kvops.metrics import Reading, expose, serve_http
 from kvops.net import wire
 from kvops.net.auth import Hello, Listener, Welcome
+from kvops.net.etcd_query import parse_masters
 from kvops.net.link import Address
 from kvops.net.peer import Peers, WirePeer
 from kvops.net.wire import Frame, Kind
@@ -163,7 +164,7 @@ class Node:
         self._addresses["http"] = http.address
         metrics = expose(self._readings())
         session = Session(
-            [Address.parse(text) for text in self.config.masters],
+            parse_masters(self.config.masters),
             secret=self._secret,
             hello=self._hello,
             owner=self,

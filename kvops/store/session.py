@@ -16,7 +16,8 @@ from kvops.limits import BEAT_INTERVAL_MS, CONNECT_TIMEOUT_MS, STORE_TTL_MS
 from kvops.log import log
 from kvops.net import wire
 from kvops.net.auth import Hello
-from kvops.net.dial import dial
+from kvops.net.dial import Target, dial
+from kvops.net.etcd_query import EtcdEndpoint
 from kvops.net.link import Address, Link
 from kvops.net.wire import Frame, Kind, decode
 from kvops.store import messages as m
@@ -57,7 +58,7 @@ class Session:
     """Mounts, announces and beats until stopped; comes back by itself when the master does."""
 
     def __init__(
-        self, masters: Sequence[Address], *, secret: bytes, hello: Callable[[], Hello], owner: SessionOwner
+        self, masters: Sequence[Target], *, secret: bytes, hello: Callable[[], Hello], owner: SessionOwner
     ) -> None:
         self._masters = tuple(masters)
         self._secret = secret
@@ -69,7 +70,8 @@ class Session:
         self._grace_until = 0.0
         self._term = 0  # the highest of a master that took us in
         # Where another one may lead by now, ask early.
-        self._silence_s = FAILOVER_SILENCE_S if len(self._masters) > 1 else STORE_TTL_MS / 1_000
+        several = len(self._masters) > 1 or isinstance(self._masters[0], EtcdEndpoint)
+        self._silence_s = FAILOVER_SILENCE_S if several else STORE_TTL_MS / 1_000
         self._heard = 0.0
         self._awaited = 0
         self._answer: bytes | None = None

@@ -194,3 +194,21 @@ def test_a_group_of_the_same_name_with_another_secret_is_refused(etcd: EtcdClust
     keys = GroupKeys(EtcdAccess(endpoints=etcd.endpoints), group="local")
     with closing(keys), pytest.raises(Refused, match="another secret"):
         keys.check(b"x" * 32)
+
+
+def test_clients_find_the_leader_through_etcd(pool: LocalPool, etcd: EtcdCluster) -> None:
+    """With nothing but etcd's addresses, one of them dead, and also after the leader they knew has died."""
+    address = "etcd://127.0.0.1:9," + ",".join(etcd.endpoints) + "/local"
+    client = pool.connect(address=address, deadline_ms=2_000)
+    keys = fill(client, "through-etcd", 5)
+    leader(pool)[0].send(signal.SIGKILL)
+
+    until(lambda: works(client, "through-etcd"), "a put works again")
+    until(lambda: kept(client, keys) == 5, "everything is there")
+
+
+def test_a_group_that_etcd_does_not_know_is_a_miss_in_time(pool: LocalPool, etcd: EtcdCluster) -> None:
+    """Nobody leads it: calls end by their deadline and say so."""
+    client = pool.connect(address=f"etcd://{etcd.endpoints[0]}/nobody", deadline_ms=200)
+
+    assert client.put("k", DATA).reason in (Reason.MASTER_DOWN, Reason.TIMEOUT)
