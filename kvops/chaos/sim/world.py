@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -18,6 +18,7 @@ from kvops.chaos.sim.master import MasterProcess
 from kvops.chaos.sim.net import HOSTS_MAX, Network, Trouble
 from kvops.chaos.sim.oracle import Oracle
 from kvops.chaos.sim.plan import (
+    LEADER,
     PART_BYTES,
     SEGMENT_BYTES,
     Fault,
@@ -200,6 +201,14 @@ class World:
         """Begin a fault; it ends by itself."""
         if self.closing:
             return
+        if fault.target == LEADER:
+            leader = self.leader()
+            if leader is None:
+                return
+            on_host = fault.name.startswith(("net.", "host.", "clock."))
+            target = leader.host.name if on_host else leader.name
+            others = tuple(host for host in fault.others if host != target)
+            fault = replace(fault, target=target, others=others)
         undo = self._inject(fault)
         if undo is None:
             return
