@@ -56,9 +56,21 @@ PARTS = Config(stores=2, clients=6, duration_ms=5_000, ops_per_s=10)
 ELECTIONS = Config(
     masters=3, stores=2, clients=3, duration_ms=6_000, ops_per_s=10, crowding=0.5, faults_per_s=2, faults=()
 )
-LAGS = replace(ELECTIONS, faults=("net.delay", "process.kill"), roles=("leader",))
+LAGS = replace(
+    ELECTIONS,
+    ops_per_s=20,
+    faults_per_s=5,
+    faults=("net.partition", "net.oneway", "process.kill"),
+    roles=("leader",),
+)
 ISOLATED = replace(ELECTIONS, faults=("net.partition", "net.oneway"), roles=("leader",))
-BEHIND = replace(ELECTIONS, faults=("net.partition", "process.kill"), roles=("leader", "master"))
+BEHIND = replace(
+    ELECTIONS,
+    ops_per_s=20,
+    faults_per_s=4,
+    faults=("net.partition", "process.kill"),
+    roles=("leader", "master"),
+)
 SHORT_ELECTIONS = Config(masters=3, stores=3, clients=3, duration_ms=3_000, faults_per_s=1.5)
 
 CASES = {

@@ -66,7 +66,10 @@ class Keys:
         return (row[0], row[1]) if row is not None else (b"", 0)
 
     def transact(
-        self, revisions: Sequence[tuple[str, int]], values: Sequence[tuple[str, bytes]], puts: Sequence[tuple[str, bytes, int]]
+        self,
+        revisions: Sequence[tuple[str, int]],
+        values: Sequence[tuple[str, bytes]],
+        puts: Sequence[tuple[str, bytes, int]],
     ) -> bool:
         """If each key was last changed at that revision (0: is absent) and holds that value: write all."""
         if any(self.get(key)[1] != revision for key, revision in revisions):

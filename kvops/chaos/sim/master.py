@@ -243,9 +243,7 @@ class MasterProcess(Process):
             timeout_s = min(TIMEOUT_S_MAX, self._ttl_s / 4)
             self._keys = EtcdClient(self, self._etcd, timeout_us=int(timeout_s * 1_000_000))
             claim = Claim(name=self.name, term=0, address=self.name, control="", host=self.host.name)
-            self.election = Election(
-                claim, ttl_s=self._ttl_s, term_min=terms.read_term(self.disk.directory)
-            )
+            self.election = Election(claim, ttl_s=self._ttl_s, term_min=terms.read_term(self.disk.directory))
             self.world.say(self.name, "started")
         else:
             self._lead_from_journal(terms.raise_term(self.disk.directory, at_least=1))
@@ -335,7 +333,7 @@ class MasterProcess(Process):
                 self._assert_leads(now)
             if kind == LOOKUP:
                 answer: bytes | None = self.core.lookup(body, now_ms=now)
-            elif kind == JOIN or kind == ACKNOWLEDGE:
+            elif kind in (JOIN, ACKNOWLEDGE):
                 self._standby_frame(end, kind, body, now)
                 answer = None
             else:
@@ -350,7 +348,7 @@ class MasterProcess(Process):
             self._closed(end)
             return
         if answer is not None:
-            promises = kind == PUT_START or kind == PUT_END
+            promises = kind in (PUT_START, PUT_END)
             if promises and self.replication is not None and self._must_wait(kind, answer):
                 self.replication.hold(end.conn, wire.pack(kind + 1, answer, request))
             else:
@@ -572,8 +570,10 @@ class MasterProcess(Process):
         election, leader = self.election, seen.leader
         assert election is not None
         follower = self.follower
-        if leader is not None and leader.name != self.name and (
-            follower is None or follower.leader != leader.address
+        if (
+            leader is not None
+            and leader.name != self.name
+            and (follower is None or follower.leader != leader.address)
         ):
             if follower is not None:
                 follower.stop()

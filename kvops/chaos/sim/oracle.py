@@ -101,7 +101,9 @@ class Oracle:
         self._completed: dict[str, list[int]] = {}  # by key: generations that were readable at some time
         self._gone: set[tuple[int, str]] = set()  # evicted, expired
         self._removed: dict[str, int] = {}  # by key: the newest generation that a remove has met
-        self._removals: dict[str, list[tuple[int, int]]] = {}  # by key: when one was carried out, and the same
+        self._removals: dict[
+            str, list[tuple[int, int]]
+        ] = {}  # by key: when one was carried out, and the same
         self._dead: dict[str, tuple[int, int]] = {}  # … of one that has returned, and when
         self._survivors: dict[tuple[int, str], int] = {}  # removed, but held by a node that was away → life
         self._lives = 0  # of masters

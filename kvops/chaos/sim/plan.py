@@ -55,7 +55,14 @@ class Config:
     ops_per_s: float = 6.0  # of one client
     faults_per_s: float = 1.0
     faults: tuple[str, ...] = FAULTS_DEFAULT  # that may be drawn
-    roles: tuple[str, ...] = ("leader", "master", "store", "store", "client", "etcd")  # that faults are aimed at
+    roles: tuple[str, ...] = (
+        "leader",
+        "master",
+        "store",
+        "store",
+        "client",
+        "etcd",
+    )  # that faults are aimed at
     workers: int = 2  # threads of one client
     crowding: float = 1.3  # bytes of all keys, in capacities
     stalls: float = 0.06  # of all calls: the engine stands still in the middle
@@ -270,7 +277,13 @@ def _draw_fault(rng: Random, config: Config, at_us: int) -> Fault:
     name = rng.choice(names)
     masters, stores, clients = master_names(config), store_names(config), client_names(config)
     etcd = etcd_names(config)
-    groups = {"leader": [LEADER], "master": masters, "store": stores, "client": clients, "etcd": etcd or stores}
+    groups = {
+        "leader": [LEADER],
+        "master": masters,
+        "store": stores,
+        "client": clients,
+        "etcd": etcd or stores,
+    }
     target = rng.choice(groups[rng.choice(config.roles)])
     for_ms = rng.choice((30, 300, 300, 1_200, 1_200, 2_500, 5_000))
     amount = 0.0

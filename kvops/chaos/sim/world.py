@@ -92,7 +92,12 @@ class World:
             for number, name in enumerate(client_names(config))
         }
         self.oracle.know([*keys, *(key for some in self._probe_keys.values() for key in some)])
-        self._names = names = [*etcd_names(config), *master_names(config), *store_names(config), *client_names(config)]
+        self._names = names = [
+            *etcd_names(config),
+            *master_names(config),
+            *store_names(config),
+            *client_names(config),
+        ]
         for name in dict.fromkeys(host_of(name, config) for name in names):
             rate = 1 + rng.uniform(-RATE_ERROR_MAX, RATE_ERROR_MAX)
             host = Host(name, len(self._hosts), rate=rate, boot_ms=rng.randrange(1_000, BOOT_MS_MAX))
