@@ -1,68 +1,52 @@
-"""``kvops chaos``: finds the command below it that was asked for, and imports only that."""
+"""
+``kvops chaos``: faults on purpose, and what they prove.
+
+Commands below it are named in ``BELOW`` alone; a module is imported when its command is used. Each module holds
+its command as ``command``.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import click
 
-from kvops.cli.options import Command, Group
+from kvops.cli.options import Group
 
-
-class Row(NamedTuple):
-    """One command below ``chaos``: its line of help, and the module of ``kvops.cli`` that holds it."""
-
-    help: str
-    module: str
-
-
-COMMANDS: Final[dict[str, Row]] = {
-    "sim": Row("Break a simulated pool under virtual time, seed by seed.", "chaos_sim"),
+BELOW: Final[dict[str, tuple[str, str]]] = {
+    # name: (module of kvops.cli, what help says)
+    "sim": ("chaos_sim", "Break a simulated pool under virtual time, seed by seed."),
 }
-"""In the order help shows them; each module holds its command as ``command``."""
 
 
-class Chaos(Group):
+class Below(Group):
     """Knows its commands by name and imports one when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order help shows them."""
-        return list(COMMANDS)
+        return list(BELOW)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module."""
-        row = COMMANDS.get(cmd_name)
-        if row is None:
+        if cmd_name not in BELOW:
             return None
-        found = import_module(f"kvops.cli.{row.module}").command
-        assert isinstance(found, click.Command), f"kvops.cli.{row.module}.command is no click command"
+        found = import_module(f"kvops.cli.{BELOW[cmd_name][0]}").command
+        assert isinstance(found, click.Command), f"{BELOW[cmd_name][0]}.command is no click command"
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """From the table: nothing is imported for help."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, row.help) for name, row in COMMANDS.items()])
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
-        """From the table as well."""
-        from click.shell_completion import CompletionItem
-
-        if incomplete.startswith("-"):
-            return list(Command.shell_complete(self, ctx, incomplete))
-        return [
-            CompletionItem(name, help=row.help)
-            for name, row in COMMANDS.items()
-            if name.startswith(incomplete)
-        ]
+            formatter.write_dl([(name, text) for name, (_, text) in BELOW.items()])
 
 
-@click.group("chaos", cls=Chaos)
+@click.group("chaos", cls=Below)
 def command() -> None:
     r"""
-    Break a pool on purpose, and see what stays whole.
+    Faults on purpose: inject one, prove that it is there, watch clients through it, undo it, judge.
 
     \b
     Example:
-      kvops chaos sim --seeds 100
+      kvops chaos sim --seeds 100 --duration 10s
     """

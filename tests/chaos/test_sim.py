@@ -50,7 +50,7 @@ STALLS = Config(
     stores=1, clients=8, workers=4, duration_ms=6_000, ops_per_s=20, stalls=0.4, sizes=(1_000,), faults=()
 )
 CROWD = Config(stores=2, clients=6, duration_ms=3_000, ops_per_s=20, crowding=3, faults_per_s=0.2)
-CLOCKS = Config(stores=3, clients=4, duration_ms=5_000, faults_per_s=2, faults=("clock.step",))
+CLOCKS = Config(stores=3, clients=4, duration_ms=5_000, faults_per_s=2, faults=("clock.skew",))
 PARTS = Config(stores=2, clients=6, duration_ms=5_000, ops_per_s=10)
 
 ELECTIONS = Config(

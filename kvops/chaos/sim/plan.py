@@ -26,7 +26,7 @@ FAULTS: Final = {
     "net.loss": "segments are lost: streams stall for retransmissions",
     "net.reset": "all streams between two hosts are reset",
     "host.power": "a host loses power: nobody is told, unsynced bytes are torn off its files",
-    "clock.step": "its wall clock jumps, forwards or back",
+    "clock.skew": "its wall clock jumps, forwards or back",
     "disk.slow": "every write of a master's disk takes long",
     "disk.lost": "a master is killed, and its journal is gone",
     "etcd.member": "a member of etcd is paused",
@@ -294,7 +294,7 @@ def _draw_fault(rng: Random, config: Config, at_us: int) -> Fault:
         amount = rng.choice((20, 200, 1_000)) if name == "disk.slow" else 0.0
     elif name == "process.slow":
         amount = rng.choice((1, 5, 50, 300))
-    elif name == "clock.step":
+    elif name == "clock.skew":
         target = host_of(target, config)
         amount = rng.choice((-86_400_000, -5_000, -800, 800, 5_000, 86_400_000))
     elif name == "host.power":

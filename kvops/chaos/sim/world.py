@@ -258,7 +258,7 @@ class World:
                 return self._pause_etcd(fault)
             case "host.power":
                 return self._power_off(self._hosts[fault.target])
-            case "clock.step":
+            case "clock.skew":
                 host = self._hosts[fault.target]
                 host.wall_step_ms += int(fault.amount)
                 return lambda: _step(host, -int(fault.amount))
