@@ -22,7 +22,7 @@ from tests.chaos.mutants import MUTANTS
 
 SHORT = Config(stores=3, clients=4, duration_ms=2_500, ops_per_s=5, faults_per_s=1.2)
 SEEDS = 500
-SLICES = 10
+SLICES = 25
 
 CRASHES = Config(
     stores=3, clients=4, duration_ms=5_000, ops_per_s=12, stalls=0.2, faults=("process.kill", "host.power")
@@ -109,12 +109,12 @@ def test_the_correct_code_passes(part: int) -> None:
     assert not broken
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(8))
 def test_three_masters_pass(part: int) -> None:
     """Nor does one with elections, standbys and an etcd that fails as well."""
     broken = [
         (seed, result.invariant, result.violation)
-        for seed, result in run_seeds(range(part * 20, (part + 1) * 20), SHORT_ELECTIONS)
+        for seed, result in run_seeds(range(part * 10, (part + 1) * 10), SHORT_ELECTIONS)
         if result.violation is not None
     ]
 
@@ -144,11 +144,11 @@ def test_a_seed_replays_exactly() -> None:
     """The same seed gives the same messages at the same times, in another process with other hashes too."""
     code = (
         "from kvops.chaos.sim.plan import Config, draw\nfrom kvops.chaos.sim.world import run\n"
-        "r = run(draw(7, Config(duration_ms=4000)))\nprint(r.trace, r.messages, r.at_us)"
+        "r = run(draw(7, Config(masters=3, duration_ms=4000)))\nprint(r.trace, r.messages, r.at_us)"
     )
     root = Path(__file__).parents[2]
 
-    here = run(draw(7, Config(duration_ms=4_000)))
+    here = run(draw(7, Config(masters=3, duration_ms=4_000)))
     there = [
         subprocess.run(
             [sys.executable, "-c", code],
