@@ -17,6 +17,7 @@ import numpy as np
 from kvops.chaos.sim.master import MasterProcess
 from kvops.errors import ParseError
 from kvops.store import client_core, term
+from kvops.store.drain import Holds
 from kvops.store.election import Campaign, Election, Members
 from kvops.store.eviction import Evictor
 from kvops.store.master_core import MasterCore
@@ -238,4 +239,16 @@ def term_not_raised_in_etcd() -> Iterator[None]:
         return op
 
     with patch.object(Election, "next", next_op):
+        yield
+
+
+@mutant
+def drain_forgets_hold() -> Iterator[None]:
+    """A drain is told neither to the journal nor to standbys."""
+    real = Holds.__init__
+
+    def init(self: Holds, *args: Any, **more: Any) -> None:
+        real(self, *args, **(more | {"remember": lambda holds: None}))
+
+    with patch.object(Holds, "__init__", init):
         yield

@@ -73,6 +73,16 @@ BEHIND = replace(
 )
 SHORT_ELECTIONS = Config(masters=3, stores=3, clients=3, duration_ms=3_000, faults_per_s=1.5)
 
+DRAINS = Config(
+    stores=3,
+    clients=4,
+    duration_ms=6_000,
+    ops_per_s=12,
+    faults_per_s=2.5,
+    faults=("store.drain_under_load", "process.kill"),
+    roles=("leader",),
+)
+
 CASES = {
     "no-generation-check": STALLS,
     "no-chunk-digests": STALLS,
@@ -86,6 +96,7 @@ CASES = {
     "adopts-removed": AWAY,
     "acknowledged-before-written": CUTS,
     "wall-clock": CLOCKS,
+    "drain-forgets-hold": DRAINS,
     "acknowledged-before-replicated": LAGS,
     "leads-past-its-lease": ISOLATED,
     "laggards-campaign": BEHIND,

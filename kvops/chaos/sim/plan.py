@@ -27,6 +27,7 @@ FAULTS: Final = {
     "net.reset": "all streams between two hosts are reset",
     "host.power": "a host loses power: nobody is told, unsynced bytes are torn off its files",
     "clock.skew": "its wall clock jumps, forwards or back",
+    "store.drain_under_load": "a store is drained, and undrained after a while",
     "disk.slow": "every write of a master's disk takes long",
     "disk.lost": "a master is killed, and its journal is gone",
     "etcd.member": "a member of etcd is paused",
@@ -292,6 +293,9 @@ def _draw_fault(rng: Random, config: Config, at_us: int) -> Fault:
     if name.startswith("disk."):
         target = rng.choice(masters)
         amount = rng.choice((20, 200, 1_000)) if name == "disk.slow" else 0.0
+    elif name.startswith("store."):
+        target = rng.choice(stores)
+        for_ms = rng.choice((300, 2_500, 5_000, 5_000))
     elif name == "process.slow":
         amount = rng.choice((1, 5, 50, 300))
     elif name == "clock.skew":
