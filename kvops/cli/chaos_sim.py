@@ -35,7 +35,13 @@ FAULT_COLUMNS: Final = (Column("fault"), Column("what"))
     show_default="60s",
     help="Simulated time with faults, in each seed.",
 )
-@click.option("--masters", type=click.IntRange(1, 1), default=1, show_default=True, help="Masters.")
+@click.option(
+    "--masters",
+    type=click.IntRange(1, 7),
+    default=3,
+    show_default=True,
+    help="From two on, elected in a modelled etcd of three members.",
+)
 @click.option("--stores", type=click.IntRange(1, 64), default=8, show_default=True, help="Store nodes.")
 @click.option("--clients", type=click.IntRange(1, 256), default=16, show_default=True, help="Engines.")
 @click.option(
@@ -77,8 +83,8 @@ def command(
     r"""
     Break a simulated pool, and check after each step what must always hold.
 
-    The real logic of master, stores and clients runs under virtual time, on a modelled network and disk, with
-    faults drawn from the seed. Then the faults stop, and everything must come to rest and serve. A seed that
+    The real logic of masters, stores and clients runs under virtual time, on a modelled network, disk and etcd,
+    with faults drawn from the seed. Then the faults stop, and everything must come to rest and serve. A seed that
     breaks a rule is run again, made smaller, and explained; the same options and seed replay it exactly.
     Exit code 1 when a rule was broken.
 
@@ -201,7 +207,7 @@ def _again(seed: int, config: Config, mutate: str | None) -> str:
 
     words = [
         f"kvops chaos sim --seeds 1 --seed {seed} --duration {config.duration_ms}ms",
-        f"--stores {config.stores} --clients {config.clients}",
+        f"--masters {config.masters} --stores {config.stores} --clients {config.clients}",
         f"--calls-per-second {config.ops_per_s:g} --faults-per-second {config.faults_per_s:g}",
     ]
     if config.faults != FAULTS_DEFAULT:

@@ -11,14 +11,18 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 
 from kvops.chaos.sim.master import MasterProcess
 from kvops.errors import ParseError
 from kvops.store import client_core, term
+from kvops.store.drain import Holds
+from kvops.store.election import Campaign, Election, Members
 from kvops.store.eviction import Evictor
 from kvops.store.master_core import MasterCore
 from kvops.store.node_core import NodeCore
+from kvops.store.replication import Replication
 from kvops.store.slots import SlotState, SlotTable, _sealed
 from kvops.store.stores import StoreTable
 from kvops.transfer import layout, shm, stream
@@ -195,4 +199,56 @@ def wall_clock() -> Iterator[None]:
         return self.host.wall_ms(self.world.scheduler.now_us) + (1 << 40)
 
     with patch.object(MasterProcess, "now_ms", now_ms):
+        yield
+
+
+@mutant
+def acknowledged_before_replicated() -> Iterator[None]:
+    """A leader's answers do not wait for its standbys."""
+    with patch.object(Replication, "pending", property(lambda self: False)):
+        yield
+
+
+@mutant
+def leads_past_its_lease() -> Iterator[None]:
+    """A leader goes on for some time after its lease in etcd may have ended."""
+    real = Election._until
+
+    with patch.object(Election, "_until", lambda self, sent_ms: real(self, sent_ms) + 5_000):
+        yield
+
+
+@mutant
+def laggards_campaign() -> Iterator[None]:
+    """A master that does not have everything that was acknowledged may lead all the same."""
+    with patch.object(Election, "eligible", lambda self: True):
+        yield
+
+
+@mutant
+def term_not_raised_in_etcd() -> Iterator[None]:
+    """A campaign claims the term that was given out last."""
+    real = Election.next
+
+    def next_op(self: Election, now_ms: int, *, ticked_ms: int) -> Any:
+        op = real(self, now_ms, ticked_ms=ticked_ms)
+        if isinstance(op, Campaign):
+            term = max(1, op.seen.term)
+            claim = msgspec.structs.replace(op.claim, term=term)
+            return Campaign(op.lease, claim, Members(term=term, names=[claim.name]), op.seen)
+        return op
+
+    with patch.object(Election, "next", next_op):
+        yield
+
+
+@mutant
+def drain_forgets_hold() -> Iterator[None]:
+    """A drain is told neither to the journal nor to standbys."""
+    real = Holds.__init__
+
+    def init(self: Holds, *args: Any, **more: Any) -> None:
+        real(self, *args, **(more | {"remember": lambda holds: None}))
+
+    with patch.object(Holds, "__init__", init):
         yield

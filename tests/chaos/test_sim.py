@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -21,7 +22,7 @@ from tests.chaos.mutants import MUTANTS
 
 SHORT = Config(stores=3, clients=4, duration_ms=2_500, ops_per_s=5, faults_per_s=1.2)
 SEEDS = 500
-SLICES = 10
+SLICES = 25
 
 CRASHES = Config(
     stores=3, clients=4, duration_ms=5_000, ops_per_s=12, stalls=0.2, faults=("process.kill", "host.power")
@@ -49,8 +50,38 @@ STALLS = Config(
     stores=1, clients=8, workers=4, duration_ms=6_000, ops_per_s=20, stalls=0.4, sizes=(1_000,), faults=()
 )
 CROWD = Config(stores=2, clients=6, duration_ms=3_000, ops_per_s=20, crowding=3, faults_per_s=0.2)
-CLOCKS = Config(stores=3, clients=4, duration_ms=5_000, faults_per_s=2, faults=("clock.step",))
+CLOCKS = Config(stores=3, clients=4, duration_ms=5_000, faults_per_s=2, faults=("clock.skew",))
 PARTS = Config(stores=2, clients=6, duration_ms=5_000, ops_per_s=10)
+
+ELECTIONS = Config(
+    masters=3, stores=2, clients=3, duration_ms=6_000, ops_per_s=10, crowding=0.5, faults_per_s=2, faults=()
+)
+LAGS = replace(
+    ELECTIONS,
+    ops_per_s=20,
+    faults_per_s=5,
+    faults=("net.partition", "net.oneway", "process.kill"),
+    roles=("leader",),
+)
+ISOLATED = replace(ELECTIONS, faults=("net.partition", "net.oneway"), roles=("leader",))
+BEHIND = replace(
+    ELECTIONS,
+    ops_per_s=20,
+    faults_per_s=4,
+    faults=("net.partition", "process.kill"),
+    roles=("leader", "master"),
+)
+SHORT_ELECTIONS = Config(masters=3, stores=3, clients=3, duration_ms=3_000, faults_per_s=1.5)
+
+DRAINS = Config(
+    stores=3,
+    clients=4,
+    duration_ms=6_000,
+    ops_per_s=12,
+    faults_per_s=2.5,
+    faults=("store.drain_under_load", "process.kill"),
+    roles=("leader",),
+)
 
 CASES = {
     "no-generation-check": STALLS,
@@ -65,6 +96,11 @@ CASES = {
     "adopts-removed": AWAY,
     "acknowledged-before-written": CUTS,
     "wall-clock": CLOCKS,
+    "drain-forgets-hold": DRAINS,
+    "acknowledged-before-replicated": LAGS,
+    "leads-past-its-lease": ISOLATED,
+    "laggards-campaign": BEHIND,
+    "term-not-raised-in-etcd": BEHIND,
 }
 """Where each mutation shows soonest."""
 CATCH_SEEDS = 25
@@ -78,6 +114,18 @@ def test_the_correct_code_passes(part: int) -> None:
     broken = [
         (seed, result.invariant, result.violation)
         for seed, result in run_seeds(seeds, SHORT)
+        if result.violation is not None
+    ]
+
+    assert not broken
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_three_masters_pass(part: int) -> None:
+    """Nor does one with elections, standbys and an etcd that fails as well."""
+    broken = [
+        (seed, result.invariant, result.violation)
+        for seed, result in run_seeds(range(part * 10, (part + 1) * 10), SHORT_ELECTIONS)
         if result.violation is not None
     ]
 
@@ -107,11 +155,11 @@ def test_a_seed_replays_exactly() -> None:
     """The same seed gives the same messages at the same times, in another process with other hashes too."""
     code = (
         "from kvops.chaos.sim.plan import Config, draw\nfrom kvops.chaos.sim.world import run\n"
-        "r = run(draw(7, Config(duration_ms=4000)))\nprint(r.trace, r.messages, r.at_us)"
+        "r = run(draw(7, Config(masters=3, duration_ms=4000)))\nprint(r.trace, r.messages, r.at_us)"
     )
     root = Path(__file__).parents[2]
 
-    here = run(draw(7, Config(duration_ms=4_000)))
+    here = run(draw(7, Config(masters=3, duration_ms=4_000)))
     there = [
         subprocess.run(
             [sys.executable, "-c", code],

@@ -403,7 +403,7 @@ class ClientProcess(Process):
                 self.care()
                 return _all(keys, Reason.BREAKER_OPEN)
             yield from self._know_stores(task, located.epoch, {row[3] for row in located.rows}, deadline)
-            oracle.located(self, keys, located, sent)
+            oracle.located(self, keys, located, sent, since)
         except Trouble as trouble:
             return _all(keys, trouble.reason)
         lease_end = sent + located.lease_ms * 1_000 - MARGIN_US
@@ -550,6 +550,7 @@ class ClientProcess(Process):
         texts = [key.encode() for key in keys]
         depths = [op.depth] * len(keys)
         plan = PutPlan(NAMESPACE_DEFAULT, keys, texts, views, digests, options, depths, part=op.part)
+        since = self.world.scheduler.now_us
         try:
             answer = yield from self.ask(task, Kind.PUT_START, plan.start_body(), deadline)
             epoch, store_ids = plan.started(answer)
@@ -558,7 +559,7 @@ class ClientProcess(Process):
             return _all(keys, trouble.reason)
         groups = plan.groups(self._route)
         written = [piece for slices in groups.values() for piece in slices]
-        oracle.granted(self, op, written)
+        oracle.granted(self, op, written, since)
         if op.stall_ms:
             yield from self._wait(task, self.us() + op.stall_ms * 1_000)
         yield from self._write_groups(task, groups, deadline - END_RESERVE_US)

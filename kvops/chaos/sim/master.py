@@ -8,6 +8,7 @@ repeated here. Their three threads are one here: a master hangs as a whole.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final, cast
 
@@ -30,7 +31,7 @@ from kvops.store.follower import RETRY_S, SILENCE_S
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.journal_writer import JournalWriter
 from kvops.store.master_core import TICK_MS, JournalEntry, MasterCore, MasterSettings
-from kvops.store.model import GENERATION_SEQUENCE_BITS
+from kvops.store.model import GENERATION_SEQUENCE_BITS, HoldKind
 from kvops.store.replication import ACK, ENTRY, Replication
 from kvops.store.snapshot import Snapshot
 from kvops.store.standby import Standby
@@ -44,6 +45,7 @@ BUSY_US: Final = 2_000  # … while there is some
 SNAPSHOT_PAUSE_MS: Final = 1_000
 ALWAYS: Final = 1 << 63  # a lease that nobody else can have
 TAKE_OVER_US: Final = 1_000
+COMMIT_US: Final = 2_000  # between looks whether standbys have what an operator did
 STOP_US: Final = 2_000_000
 SILENCE_US: Final = int(SILENCE_S * 1_000_000)
 FOLLOW_US: Final = 1_000_000  # until a leader that does not answer is called again
@@ -653,6 +655,43 @@ class MasterProcess(Process):
         assert self.replication is not None
         for conn, data in self.replication.release():
             self._write(conn, data)
+
+    # Operators.
+
+    def drain(self, store: str, done: Callable[[], None]) -> None:
+        """
+        As ``kvops drain``; ``done`` once it outlives this process: standbys have it, or the journal.
+
+        Raises:
+            KvopsError: It is refused.
+        """
+        self.core.holds.hold(
+            [store],
+            HoldKind.DRAIN,
+            reason="simulated",
+            owner="simulator",
+            since="",
+            force=("last-store",),
+            now_ms=self.now_ms(),
+        )
+        self._send()
+        if self._journal is not None:
+            self._journal.flush()
+        sequence = self.replication.sequence if self.replication is not None else 0
+        self._remembered(self.replication, sequence, done)
+
+    def _remembered(self, replication: Replication | None, sequence: int, done: Callable[[], None]) -> None:
+        if replication is not self.replication:
+            return  # whether it will be remembered is unknown
+        if replication is None or replication.committed >= sequence:
+            done()
+        else:
+            self.timer(COMMIT_US, self._remembered, replication, sequence, done)
+
+    def undrain(self, store: str) -> None:
+        """As ``kvops undrain``; raises KvopsError when it is refused."""
+        self.core.holds.lift([store], owner="simulator", now_ms=self.now_ms())
+        self._send()
 
     # The end.
 

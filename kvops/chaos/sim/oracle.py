@@ -9,6 +9,7 @@ The cheap rules are checked as things happen, those that walk everything now and
 ``no other bytes``    a hit holds exactly the bytes that the put of that generation wrote
 ``no resurrection``   once a remove has returned, no later lookup names what it removed
 ``leases``            until a reader's lease ends its memory is given to nobody else, and its object not evicted
+``drained``           once a drain has returned nothing is read from that store or placed there, until it is undone
 ``cleared``           a node that confirms a FREE has cleared the header
 ``accounts``          every byte of every store is free, held or on its way back, and nothing twice
 ``nothing lost``      an object that was acknowledged is readable while its memory lives, unless it was evicted,
@@ -107,6 +108,8 @@ class Oracle:
         self._dead: dict[str, tuple[int, int]] = {}  # … of one that has returned, and when
         self._survivors: dict[tuple[int, str], int] = {}  # removed, but held by a node that was away → life
         self._lives = 0  # of masters
+        self._drained: dict[str, int] = {}  # by store: since when nothing may name it
+        self._emptied: set[int] = set()  # incarnations of stores that a drain has swept, or will
         self._leases: dict[int, list[Lease]] = {}  # by incarnation
         self._keys: dict[bytes, str] = {}
 
@@ -248,8 +251,8 @@ class Oracle:
             return memoryview(whole)[start : start + op.length]
         return memoryview(_fill(_token(key, op.id + 1), op.sizes[op.keys.index(key)]))
 
-    def granted(self, client: ClientProcess, op: Op, pieces: Sequence[WriteSlice]) -> None:
-        """A client may write."""
+    def granted(self, client: ClientProcess, op: Op, pieces: Sequence[WriteSlice], since_us: int) -> None:
+        """A client that asked then may write."""
         for piece in pieces:
             key = piece.key.decode()
             token = _token(key, 0 if op.part else op.id + 1)
@@ -262,6 +265,7 @@ class Oracle:
                     "generations", f"{piece.generation:#x} was granted for {grant.key} and for {key}, {op}"
                 )
             info = client.stores[piece.store].info
+            self._check_not_drained(info.name, since_us, f"{client.name} is to put {key} there")
             grant.homes[info.incarnation] = (piece.offset, footprint_bytes(piece.size, piece.chunk))
 
     def stored(
@@ -276,7 +280,9 @@ class Oracle:
         homes = tuple(where[piece.store].incarnation for piece in pieces if piece.store in where)
         self._acknowledged[key] = Acknowledged(generation, homes)
 
-    def located(self, client: ClientProcess, keys: Sequence[str], found: Located, sent_us: int) -> None:
+    def located(
+        self, client: ClientProcess, keys: Sequence[str], found: Located, sent_us: int, since_us: int
+    ) -> None:
         """A client was told where its keys lie, and may hold their memory."""
         until_us = int((sent_us + (found.lease_ms - LEASE_MARGIN_MS) * 1_000) / client.host.rate)
         for index, (key, row) in enumerate(zip(keys, found.rows, strict=True)):
@@ -289,6 +295,7 @@ class Oracle:
             for store_id, offset in ((store, first), *found.further.get(index, ())):
                 channel = client.stores.get(store_id)
                 if channel is not None:
+                    self._check_not_drained(channel.info.name, since_us, f"{client.name} finds {key} there")
                     self._leases.setdefault(channel.info.incarnation, []).append(
                         Lease(generation, offset, offset + footprint, until_us, client.master_incarnation)
                     )
@@ -337,6 +344,23 @@ class Oracle:
         if self.world.recording:
             took = (self.world.scheduler.now_us - began_us) // 1_000
             self.world.say(client.name, f"{op}: {' '.join(one.reason for one in outcomes)} after {took} ms")
+
+    def draining(self, name: str) -> None:
+        """A drain was asked for: what lies there may go."""
+        self._emptied |= {store.core.incarnation for store in self.world.stores() if store.name == name}
+
+    def drained(self, name: str) -> None:
+        """It has returned."""
+        self.world.say("operator", f"{name} is drained")
+        self._drained[name] = self.world.scheduler.now_us
+
+    def undrained(self, name: str) -> None:
+        """It is about to be undone."""
+        self._drained.pop(name, None)
+
+    def _check_not_drained(self, name: str, since_us: int, what: str) -> None:
+        if since_us > self._drained.get(name, since_us):
+            raise Violation("drained", f"{name} is drained, and {what}")
 
     def holders(self, generation: int, key: str) -> list[StoreProcess]:
         """The living nodes that hold an object of that generation, reachable or not."""
@@ -456,8 +480,9 @@ class Oracle:
         if newest > stored.generation and len(self.world.masters()) > 1:
             return  # replaced by what nobody was told of, and what the next leader need not know
         homes = stored.homes if newest == stored.generation else tuple(self._grants[newest, key].homes)
+        homes = tuple(home for home in homes if home not in self._emptied)
         if not any(home in alive for home in homes):
-            return  # its memory is lost
+            return  # its memory is lost, or was drained
         found_text = f"the master names {generation:#x}" if generation else "the master does not know it"
         names = ", ".join(alive[home].name for home in homes if home in alive)
         raise Violation(

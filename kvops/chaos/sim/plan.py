@@ -12,6 +12,8 @@ SIZES: Final = (100, 100, 300, 1_000, 1_000, 3_000)
 PART_BYTES: Final = 2 * PART_CHUNK_BYTES + 77
 SEGMENT_BYTES: Final = 24 << 10
 FAULTS_MAX: Final = 100_000
+LEADER: Final = "leader"
+"""As a fault's target: whichever master leads when it begins, or its host."""
 
 FAULTS: Final = {
     "process.kill": "SIGKILL; a supervisor starts it again after a while",
@@ -24,7 +26,8 @@ FAULTS: Final = {
     "net.loss": "segments are lost: streams stall for retransmissions",
     "net.reset": "all streams between two hosts are reset",
     "host.power": "a host loses power: nobody is told, unsynced bytes are torn off its files",
-    "clock.step": "its wall clock jumps, forwards or back",
+    "clock.skew": "its wall clock jumps, forwards or back",
+    "store.drain_under_load": "a store is drained, and undrained after a while",
     "disk.slow": "every write of a master's disk takes long",
     "disk.lost": "a master is killed, and its journal is gone",
     "etcd.member": "a member of etcd is paused",
@@ -53,6 +56,14 @@ class Config:
     ops_per_s: float = 6.0  # of one client
     faults_per_s: float = 1.0
     faults: tuple[str, ...] = FAULTS_DEFAULT  # that may be drawn
+    roles: tuple[str, ...] = (
+        "leader",
+        "master",
+        "store",
+        "store",
+        "client",
+        "etcd",
+    )  # that faults are aimed at
     workers: int = 2  # threads of one client
     crowding: float = 1.3  # bytes of all keys, in capacities
     stalls: float = 0.06  # of all calls: the engine stands still in the middle
@@ -145,6 +156,8 @@ def client_names(config: Config) -> list[str]:
 
 def host_of(name: str, config: Config) -> str:
     """The machine a process runs on: a client shares one with a store."""
+    if name == LEADER:
+        return name
     role, _, number = name.rpartition("-")
     return f"node-{int(number) % config.stores}" if role in ("client", "store") else f"{role}-host-{number}"
 
@@ -265,8 +278,14 @@ def _draw_fault(rng: Random, config: Config, at_us: int) -> Fault:
     name = rng.choice(names)
     masters, stores, clients = master_names(config), store_names(config), client_names(config)
     etcd = etcd_names(config)
-    # Masters are few and matter most.
-    target = rng.choice(rng.choice((masters, masters, stores, stores, clients, etcd or stores)))
+    groups = {
+        "leader": [LEADER],
+        "master": masters,
+        "store": stores,
+        "client": clients,
+        "etcd": etcd or stores,
+    }
+    target = rng.choice(groups[rng.choice(config.roles)])
     for_ms = rng.choice((30, 300, 300, 1_200, 1_200, 2_500, 5_000))
     amount = 0.0
     others: tuple[str, ...] = ()
@@ -274,9 +293,12 @@ def _draw_fault(rng: Random, config: Config, at_us: int) -> Fault:
     if name.startswith("disk."):
         target = rng.choice(masters)
         amount = rng.choice((20, 200, 1_000)) if name == "disk.slow" else 0.0
+    elif name.startswith("store."):
+        target = rng.choice(stores)
+        for_ms = rng.choice((300, 2_500, 5_000, 5_000))
     elif name == "process.slow":
         amount = rng.choice((1, 5, 50, 300))
-    elif name == "clock.step":
+    elif name == "clock.skew":
         target = host_of(target, config)
         amount = rng.choice((-86_400_000, -5_000, -800, 800, 5_000, 86_400_000))
     elif name == "host.power":
@@ -287,6 +309,8 @@ def _draw_fault(rng: Random, config: Config, at_us: int) -> Fault:
         target = host_of(target, config)
         rest = [host for host in hosts if host != target]
         others = tuple(rest if rng.random() < 0.4 else sorted(rng.sample(rest, rng.randint(1, len(rest)))))
+        if etcd and rng.random() < 0.25:
+            others = tuple(host_of(one, config) for one in etcd if host_of(one, config) != target)
         if name == "net.delay":
             amount = rng.choice((1, 10, 100, 500))
         elif name == "net.loss":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -18,6 +18,7 @@ from kvops.chaos.sim.master import MasterProcess
 from kvops.chaos.sim.net import HOSTS_MAX, Network, Trouble
 from kvops.chaos.sim.oracle import Oracle
 from kvops.chaos.sim.plan import (
+    LEADER,
     PART_BYTES,
     SEGMENT_BYTES,
     Fault,
@@ -41,6 +42,7 @@ CHECK_US: Final = 1_000_000
 SETTLE_US: Final = 60_000_000  # a put whose caller vanished is given up after 30 s
 SETTLE_STEP_US: Final = 500_000
 SERVE_US: Final = 20_000_000  # breakers try again after 12 s at the latest
+UNDRAIN_US: Final = 500_000
 OBJECTS_MAX: Final = 2_048
 TIMELINE_MAX: Final = 100_000
 
@@ -81,6 +83,7 @@ class World:
         self._rng = rng
         self._directory = directory
         self._incarnations = 0
+        self._draining: dict[str, object] = {}  # by store
         self._hosts: dict[str, Host] = {}
         self._disks: dict[str, Disk] = {}
         self._processes: dict[str, Process] = {}
@@ -205,6 +208,14 @@ class World:
         """Begin a fault; it ends by itself."""
         if self.closing:
             return
+        if fault.target == LEADER:
+            leader = self.leader()
+            if leader is None:
+                return
+            on_host = fault.name.startswith(("net.", "host.", "clock."))
+            target = leader.host.name if on_host else leader.name
+            others = tuple(host for host in fault.others if host != target)
+            fault = replace(fault, target=target, others=others)
         undo = self._inject(fault)
         if undo is None:
             return
@@ -245,11 +256,13 @@ class World:
                 slow_us = int(fault.amount * 1_000)
                 process.slow_us += slow_us
                 return lambda: _slow(process, -slow_us)
+            case "store.drain_under_load":
+                return self._drain(fault.target)
             case "etcd.member" | "etcd.leader" | "etcd.quorum":
                 return self._pause_etcd(fault)
             case "host.power":
                 return self._power_off(self._hosts[fault.target])
-            case "clock.step":
+            case "clock.skew":
                 host = self._hosts[fault.target]
                 host.wall_step_ms += int(fault.amount)
                 return lambda: _step(host, -int(fault.amount))
@@ -305,6 +318,37 @@ class World:
                     self._spawn(name)
 
         return power_on
+
+    def _drain(self, store: str) -> Callable[[], None] | None:
+        leader = self.leader()
+        if leader is None or leader.paused or self._draining.get(store):
+            return None
+
+        def drained() -> None:
+            if self._draining.get(store) is drain:
+                self.oracle.drained(store)
+
+        drain = object()
+        try:
+            leader.drain(store, drained)
+        except KvopsError:
+            return None  # it has never mounted
+        self._draining[store] = drain
+        self.oracle.draining(store)
+        return lambda: self._undrain(store)
+
+    def _undrain(self, store: str) -> None:
+        """Whoever leads by now is asked; as long as nobody does, again later."""
+        self._draining.pop(store, None)
+        self.oracle.undrained(store)
+        leader = self.leader()
+        if leader is not None and not leader.paused:
+            try:
+                leader.undrain(store)
+                return
+            except KvopsError:
+                pass
+        self.scheduler.at(self.scheduler.now_us + UNDRAIN_US, self._undrain, store)
 
     def _pause_etcd(self, fault: Fault) -> Callable[[], None] | None:
         names = etcd_names(self.plan.config)
