@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from kvops.chaos import netns
-from kvops.chaos.procs import running, tree
+from kvops.chaos.procs import argv_of, running, tree
 from kvops.chaos.steps import RestartRole, StartProcess
 from kvops.errors import Refused, Unreachable, UsageError
 from kvops.fleet.process import ProcessIdentity, identify
@@ -87,7 +87,7 @@ def of_process(
     try:
         if found is None:
             raise ProcessLookupError(pid)
-        argv = [os.fsdecode(word) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]]
+        argv = argv_of(pid)
         pairs = (
             os.fsdecode(word).partition("=")
             for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -142,6 +142,7 @@ def of_group(group: LocalGroup) -> list[Target]:
                     state_dir=str(group.state_dir),
                     group=group.name,
                     member=member.name,
+                    argv=argv_of(member.pid),
                     in_lab=netns.inode_of(member.pid) != netns.inode_of(),
                 ),
                 config_file=str(group.config_file(member.name)),
