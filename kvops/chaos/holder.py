@@ -27,9 +27,9 @@ from kvops.fleet.process import ProcessIdentity, send_signal
 from kvops.store.clock import boot_ms
 
 READY: Final = b"ready"
-START_TIMEOUT_S: Final = 10.0
+START_TIMEOUT_S: Final = 20.0
 DUTY_PERIOD_S: Final = 0.1
-ATTACH_TIMEOUT_S: Final = 5.0
+ATTACH_TIMEOUT_S: Final = 10.0
 BALLAST_CHUNK_BYTES: Final = 64 << 20
 Ready = Callable[[], None]
 

@@ -91,7 +91,10 @@ def missing() -> str | None:
     for program, package in (("ip", "iproute2"), ("nsenter", "util-linux")):
         if shutil.which(program) is None:
             return f"{program} is not installed: apt install {package}"
-    return None
+    tried = subprocess.run(
+        ["unshare", "--net", "true"], capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False
+    )
+    return None if tried.returncode == 0 else "the kernel lets us make no network namespace"
 
 
 class LabGroup(LocalGroup):

@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from kvops.chaos import picture
-from kvops.chaos.guardian import DEADLINE_S_MAX, Orders, arm, write_lease
+from kvops.chaos.guardian import ARM_TIMEOUT_S, DEADLINE_S_MAX, Orders, arm, write_lease
 from kvops.chaos.ledger import Book, Experiment
 from kvops.chaos.model import Evidence, Fault, State, in_conflict
 from kvops.chaos.steps import UndoStep
@@ -177,7 +177,7 @@ class Injection:
             self._steps = self.plan()
             self._enter(State.JOURNALLED, undo=self._steps, facts={"scope": _plain(self.scope)})
             self._arm()
-            return self._inject()
+            return self._beating(self._inject)
         except BaseException:
             self._end_unbegun()
             raise
@@ -197,7 +197,7 @@ class Injection:
         assert self.experiment is not None
         me = identify(os.getpid())
         assert me is not None
-        write_lease(self.experiment, lease_s=self.lease_s)
+        write_lease(self.experiment, lease_s=self.lease_s + ARM_TIMEOUT_S)  # it has to start first
         self._guardian = arm(
             Orders(
                 folder=str(self.experiment.folder),
@@ -219,13 +219,16 @@ class Injection:
         self._enter(State.INJECTING)
         try:
             for one in self.faults:
-                self._beating(lambda one=one: one.inject(self.host))  # type: ignore[misc]
+                one.inject(self.host)
             self._enter(State.INJECTED)
-            evidence = [self._beating(lambda one=one: self._proved(one)) for one in self.faults]  # type: ignore[misc]
+            evidence = [self._proved(one) for one in self.faults]
             self.beat()
         except (KvopsError, OSError) as error:
+            why = self._ended_by_other()
             self.undo()
-            if isinstance(error, NotInjected | Aborted):
+            if why:  # what was missed had been taken back
+                raise Aborted(why, fix="run it again") from error
+            if isinstance(error, NotInjected):
                 raise
             raise NotInjected(
                 f"{', '.join(one.name for one in self.faults)} could not be injected: {error}",
@@ -265,6 +268,15 @@ class Injection:
                 f"the guardian has ended: {why[0] if why else 'somebody killed it'}", fix="run it again"
             )
         write_lease(self.experiment, lease_s=self.lease_s)
+
+    def _ended_by_other(self) -> str:
+        """Why the experiment is over, when it was not us who ended it; "" while it goes on."""
+        if self.experiment is None or self._guardian is None:
+            return ""
+        if self.experiment.size_bytes() == self._ledger_bytes and is_running(self._guardian):
+            return ""
+        why = [one.detail for one in self.experiment.entries() if one.by != "runner"]
+        return f"the guardian has ended: {why[0] if why else 'somebody killed it'}"
 
     def recheck(self) -> list[Evidence]:
         """

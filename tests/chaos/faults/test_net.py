@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvops.chaos import nft
+from kvops.chaos import lab, nft
 from kvops.chaos.faults import catalogue
 from kvops.chaos.lifecycle import Injection
 from kvops.chaos.model import State
@@ -28,7 +27,7 @@ from tests.chaos.victims import Victim, until, victims
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: rules and namespaces"),
+    pytest.mark.skipif(lab.missing() is not None, reason=f"needs namespaces: {lab.missing()}"),
     pytest.mark.skipif(
         not all(map(shutil.which, ("nft", "ip", "ss"))), reason="needs: apt install nftables iproute2"
     ),
@@ -111,7 +110,11 @@ def pair(request: pytest.FixtureRequest) -> list[Victim]:
 
 def fault_on(pair: list[Victim], name: str, arguments: dict[str, Any]) -> Any:
     """A fault on the first server; the second must stay well."""
-    return build(name, arguments, target=pair[0].target, control=pair[1].target)
+    fault = build(name, arguments, target=pair[0].target, control=pair[1].target)
+    reason = fault.unavailable(HOST)
+    if reason is not None:
+        pytest.skip(reason)
+    return fault
 
 
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=IDS)
