@@ -28,6 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+import msgspec
+
 from kvops.chaos import picture
 from kvops.chaos.guardian import ARM_TIMEOUT_S, DEADLINE_S_MAX, Orders, arm, write_lease
 from kvops.chaos.ledger import Book, Experiment
@@ -175,7 +177,7 @@ class Injection:
             self._before = picture.take(self.scope)
             self._enter(State.PICTURED, picture=self._before)
             self._steps = self.plan()
-            self._enter(State.JOURNALLED, undo=self._steps, facts={"scope": _plain(self.scope)})
+            self._enter(State.JOURNALLED, undo=self._steps, facts={"scope": msgspec.to_builtins(self.scope)})
             self._arm()
             return self._beating(self._inject)
         except BaseException:
@@ -407,9 +409,3 @@ def _with_expiry(one: Fault, deadline_s: float) -> Fault:
     if dataclasses.is_dataclass(one) and any(each.name == "expires_s" for each in dataclasses.fields(one)):
         return dataclasses.replace(one, expires_s=deadline_s)
     return one
-
-
-def _plain(scope: picture.Scope) -> Any:
-    import msgspec
-
-    return msgspec.to_builtins(scope)

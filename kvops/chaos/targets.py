@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import yaml
 
 from kvops.chaos import netns
 from kvops.chaos.procs import argv_of, running, tree
@@ -156,8 +157,6 @@ def _etcd_address(group: LocalGroup, name: str, role: str) -> dict[str, str]:
     """Where a member of etcd answers clients: it says so in its configuration alone."""
     if role != "etcd":
         return {}
-    import yaml
-
     try:
         said = yaml.safe_load(group.config_file(name).read_text())
         return {"client": str(said["listen-client-urls"]).removeprefix("http://")}

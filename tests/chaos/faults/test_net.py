@@ -192,6 +192,17 @@ except OSError as error:
 """
 
 
+def test_only_from_some_peers(nodes: list[Victim], tmp_path: Path) -> None:
+    """A partition from named peers cuts those off."""
+    fault = fault_on(nodes, "net.partition", {"peers": [nodes[1].host]})
+
+    with Injection([fault], host=HOST, state_dir=tmp_path, lease_s=10) as one:
+        evidence = one.inject()
+        one.undo()
+
+    assert "no connection" in str(evidence[0])
+
+
 def test_rules_heal_by_themselves(nodes: list[Victim]) -> None:
     """With nobody left alive to undo it, a cut ends when its time is over, and its proof refuses from then on."""
     fault = dataclasses.replace(fault_on(nodes, "net.partition", {}), expires_s=1.0)
