@@ -351,7 +351,6 @@ class _Runner:
                     command=self._options.command,
                 )
             )
-            self._check_available(pool)
             sampler = Sampler(pool, self._writer)
             sampler.take("before")
             stack.enter_context(sampler.running())
@@ -362,6 +361,9 @@ class _Runner:
                         continue
                     self._check_total()
                     if arm is Arm.FAULT:
+                        if not self._ran.injected:
+                            # Not earlier: some faults need a pool that holds something.
+                            self._check_available(pool)
                         self._fault(pool, block)
                     else:
                         self._quiet(pool, arm, block)
