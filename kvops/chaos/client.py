@@ -315,7 +315,7 @@ class RecordedPool:
         self._recorder.operation(
             op_id=self._recorder.op_id(),
             kind=kind,
-            outcome=outcome_of(kind, outcome.reason.value),
+            outcome=effect(kind, outcome),
             t_invoke_ns=began,
             t_return_ns=ended,
             cls=self.cls,
@@ -352,6 +352,13 @@ def look(buffer: memoryview, key: str) -> tuple[Content, str, str]:
     """What a buffer's bytes are: their kind, their version, their digest."""
     found = values.judge(key, buffer)
     return found.content, str(found.version or ""), values.digest(buffer)
+
+
+def effect(kind: Kind, outcome: PoolOutcome) -> Outcome:
+    """What is known of an operation's effect: EXISTS without ``ok`` is somebody else's put under way, and no own."""
+    if outcome.reason is Reason.EXISTS and not outcome.ok:
+        return Outcome.FAIL
+    return outcome_of(kind, outcome.reason.value)
 
 
 def now_ns() -> int:
@@ -535,7 +542,7 @@ class Register:
         self._recorder.operation(
             op_id=self._recorder.op_id(),
             kind=kind,
-            outcome=outcome_of(kind, outcome.reason.value),
+            outcome=effect(kind, outcome),
             t_invoke_ns=began,
             t_return_ns=now_ns() if ended is None else ended,
             cls="register",
@@ -569,6 +576,13 @@ class Watch:
             if now - flushed >= FLUSH_S:
                 flushed = now
                 self._pools[0][1].flush()
+        for _, recorder in self._pools:
+            for (name, domain, node), state in self._known.items():
+                if name == recorder.name and state != "closed":
+                    # The next arm's client has the same name, and breakers of its own.
+                    recorder.event(
+                        EventKind.BREAKER_CLOSED, domain=domain, node=node, detail="the client ended"
+                    )
 
     def _breakers(self, pool: PoolLike, recorder: Recorder) -> None:
         health = pool.health()

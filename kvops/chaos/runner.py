@@ -30,7 +30,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from kvops.chaos import telemetry
+from kvops.chaos import probes, telemetry
 from kvops.chaos.client import now_ns
 from kvops.chaos.experiment import Activity, Experiment, seconds
 from kvops.chaos.guards import GuardThread, Watcher
@@ -505,7 +505,7 @@ class _Runner:
         with self._stretch(pool, arm, block) as one:
             one.finish()
         rows = self._rows(arm, block)
-        rate, hits = telemetry.success_rate(rows), telemetry.hit_ratio(rows)
+        rate, hits = probes.success_rate(rows), probes.hit_ratio(rows)
         text = f"{len(rows)} requests, success {_percent(rate)}, hit {_percent(hits)}"
         self._step(arm.value, text)
 
@@ -526,7 +526,7 @@ class _Runner:
         rows = self._rows(arm, self._block)
         failed: list[str] = []
         for probe in self._probes():
-            function = telemetry.PROBES[probe.provider.func if probe.provider else ""]
+            function = probes.PROBES[probe.provider.func if probe.provider else ""]
             value = function(rows)
             if value is None or not within(value, probe.tolerance):
                 failed.append(f"{probe.name or function.__name__} is {value}, expected {probe.tolerance}")
@@ -537,8 +537,8 @@ class _Runner:
 
     def _probes(self) -> list[Activity]:
         hypothesis = self._experiment.steady_state_hypothesis
-        probes = hypothesis.probes if hypothesis is not None else []
-        return [one for one in probes if one.provider is not None and one.provider.func in telemetry.PROBES]
+        asked = hypothesis.probes if hypothesis is not None else []
+        return [one for one in asked if one.provider is not None and one.provider.func in probes.PROBES]
 
     # The fault
 
@@ -601,8 +601,8 @@ class _Runner:
             if started_again:
                 self._step("start", f"{', '.join(started_again)} started again")
         rows = self._rows(Arm.FAULT, block)
-        text = f"{len(rows)} requests, success {_percent(telemetry.success_rate(rows))}"
-        self._step("recover", f"{text}, hit {_percent(telemetry.hit_ratio(rows))}")
+        text = f"{len(rows)} requests, success {_percent(probes.success_rate(rows))}"
+        self._step("recover", f"{text}, hit {_percent(probes.hit_ratio(rows))}")
 
     def _inject_and_hold(self, pool: PoolUnderTest, one: Stretch, block: int) -> None:
         limits = self._ours.deadlines
