@@ -50,6 +50,7 @@ REGISTER_BYTES: Final = 4096
 REGISTER_SUFFIX: Final = "-register"  # of the name under which a client's second pool client is known
 WORKERS: Final = 4  # requests under way in one engine
 MEET_MS: Final = 5_000
+JOIN_LOOK_S: Final = 0.05
 BREAKER_LOOK_S: Final = 0.05
 SAMPLE_S: Final = 1.0
 FLUSH_S: Final = 0.25  # telemetry is at most this old while all is well
@@ -399,6 +400,8 @@ class Engine:
         count = WORKERS if spec.l2_pages == 0 else 1
         self._workers = [_Worker(spec, pool, recorder, gpu, number) for number in range(count)]
         self._todo: queue.SimpleQueue[tuple[Planned, int] | None] = queue.SimpleQueue()
+        self._recorder = recorder
+        self._unanswered: dict[str, tuple[Planned, int]] = {}
 
     def run(self, start_ns: int) -> None:
         """Send everything that is planned, or until told to stop; returns when all is answered."""
@@ -409,15 +412,32 @@ class Engine:
             intended_ns = start_ns + round(planned.at_s * 1e9)
             if self._stop.wait(max(0.0, (intended_ns - now_ns()) / 1e9)):
                 break
+            self._unanswered[planned.request] = (planned, intended_ns)
             self._todo.put((planned, intended_ns))
         for _ in threads:
             self._todo.put(None)
-        for thread in threads:
-            thread.join()
+        while any(thread.is_alive() for thread in threads) and not self._stop.wait(JOIN_LOOK_S):
+            pass
+        for planned, intended_ns in list(self._unanswered.values()):
+            # Told to stop with requests in hand: they are on record as never answered.
+            self._recorder.request(
+                request=planned.request,
+                outcome=Outcome.INFO,
+                t_intended_ns=intended_ns,
+                cls=class_of(planned, self._spec),
+                input_tokens=planned.input_tokens,
+                blocks=len(planned.hash_ids),
+            )
 
     def _work(self, worker: _Worker) -> None:
         while (item := self._todo.get()) is not None and not self._stop.is_set():
             worker.serve(*item)
+            self._unanswered.pop(item[0].request, None)
+
+
+def class_of(planned: Planned, spec: ClientSpec) -> str:
+    """Requests of the warm-up are of a class of their own: they are not judged with the others."""
+    return "warmup" if planned.at_s < spec.warmup_s else "prefix"
 
 
 class _Worker:
@@ -440,7 +460,7 @@ class _Worker:
     def serve(self, planned: Planned, intended_ns: int) -> None:
         """One request, from its look-up to its write-back."""
         spec = self._spec
-        cls = "warmup" if planned.at_s < spec.warmup_s else "prefix"
+        cls = class_of(planned, spec)
         keys = [f"{spec.key_prefix}{block:x}" for block in planned.hash_ids]
         self._pool.begin(planned.request, cls, keys)
         began_ns = now_ns()

@@ -503,11 +503,18 @@ class _Runner:
 
     def _quiet(self, pool: PoolUnderTest, arm: Arm, block: int) -> None:
         with self._stretch(pool, arm, block) as one:
-            one.finish()
+            self._finish(one)
         rows = self._rows(arm, block)
         rate, hits = probes.success_rate(rows), probes.hit_ratio(rows)
         text = f"{len(rows)} requests, success {_percent(rate)}, hit {_percent(hits)}"
         self._step(arm.value, text)
+
+    def _finish(self, one: Stretch) -> None:
+        late = one.finish()
+        if late:
+            self._step(
+                "load", f"{', '.join(late)} still had requests in hand and were told to stop", ok=False
+            )
 
     def _rows(self, arm: Arm, block: int) -> list[Request]:
         """Requests of one stretch's window, from its files."""
@@ -595,7 +602,7 @@ class _Runner:
             with self._stretch(pool, Arm.FAULT, block) as one:
                 self._wait_until(one.window_start_ns + round(INJECT_AFTER_S * 1e9), one, None)
                 self._inject_and_hold(pool, one, block)
-                one.finish()
+                self._finish(one)
         finally:
             started_again = pool.ensure_running()
             if started_again:
