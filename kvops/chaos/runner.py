@@ -434,7 +434,7 @@ class _Runner:
                     t_open_s=seconds(expect.breaker.opens_within if expect.breaker else "2s"),
                 ),
                 checkers=tuple(self._ours.checkers),
-                window_s=max(1.0, self._plan.fault_s / 2),
+                window_s=max(1.0, self._plan.fault_s / 4),
                 quick=self._options.quick,
                 command=self._again(),
             )
