@@ -314,6 +314,16 @@ VALID: dict[str, tuple[str, Rows]] = {
         "L2",
         [*FAULT, get("g", at=S, deadline_ms=200), Sample(t_ns=8 * S, subject="store-1", loop_gap_ms=6000.0)],
     ),
+    "on a machine as slow without a fault": (
+        "L2",
+        [
+            get("g", at=S, took=290 * MS, deadline_ms=200),
+            *(
+                get(f"q{number}", at=S, took=95 * MS, deadline_ms=200, arm=Arm.BASELINE)
+                for number in range(50)
+            ),
+        ],
+    ),
     "opens, holds, closes": ("C3", CALM_BREAKER),
     "goes there no more": (
         "C3",
@@ -360,7 +370,7 @@ UNKNOWN: dict[str, tuple[str, Rows]] = {
     "as late without a fault": (
         "L2",
         [
-            get(f"g{number}", at=S, took=300 * MS, deadline_ms=200, arm=arm)
+            get(f"g{number}", at=S, took=400 * MS, deadline_ms=200, arm=arm)
             for number, arm in enumerate((Arm.BASELINE, Arm.FAULT))
         ],
     ),
