@@ -14,6 +14,10 @@ from kvops.chaos.statistics import rate_bound
 LATE_SLACK_MS: Final = 25.0  # a shared machine's scheduler alone makes gaps of several ms
 LATE_SLACK_MS_MAX: Final = 100.0  # however restless the machine: beyond this a call is late
 QUIET_QUANTILE: Final = 0.999
+STALLED_SHARE: Final = (
+    0.5  # of the time that something waited for a CPU: from there on lateness is the machine's …
+)
+GROSS: Final = 3.0  # … unless it is this many times what is allowed
 _QUIET: Final = (Arm.BASELINE, Arm.CONTROL)
 
 
@@ -30,6 +34,8 @@ def no_hang(record: RunRecord) -> Result:
     hung = 0
     checked = 0
     waiting = 0
+    gross = 0
+    stalled = max((block.cpu_stall_share for block in record.blocks), default=0.0)
     late: dict[bool, list[CounterExample]] = {True: [], False: []}
     calls = {True: 0, False: 0}
     slack_ms = _slack_ms(record)
@@ -47,6 +53,7 @@ def no_hang(record: RunRecord) -> Result:
             else:
                 waiting += 1
         elif (took := (op.t_return_ns - op.t_invoke_ns) / 1e6) > limit_ms:
+            gross += not quiet and took > GROSS * limit_ms
             late[quiet].append(_example(op, f"took {took:.0f} ms, its deadline was {op.deadline_ms:g} ms"))
     for row in record.requests:
         checked += 1
@@ -83,7 +90,9 @@ def no_hang(record: RunRecord) -> Result:
     if not hung and (late[False] or gaps):
         # As many in a quiet arm, for its number of calls, are the machine's doing; and a few may be by chance.
         usual = rate_bound(events=len(late[True]), trials=calls[True]) if calls[True] else 0.0
-        if len(late[False]) > usual * calls[False]:
+        if late[False] and stalled >= STALLED_SHARE and not gross:
+            noisy = f"{len(late[False]):,} late, while processes waited for a CPU {100 * stalled:.0f} % of the time"
+        elif len(late[False]) > usual * calls[False]:
             examples += late[False]
         elif late[False]:
             noisy = (
