@@ -31,7 +31,7 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from kvops.chaos import picture
-from kvops.chaos.guardian import DEADLINE_S_MAX, Orders, arm, write_lease
+from kvops.chaos.guardian import ARM_TIMEOUT_S, DEADLINE_S_MAX, Orders, arm, write_lease
 from kvops.chaos.ledger import Book, Experiment
 from kvops.chaos.model import Evidence, Fault, State, in_conflict
 from kvops.chaos.steps import UndoStep
