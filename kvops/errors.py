@@ -17,6 +17,11 @@ Every exception kvops raises on purpose.
     │   └── AlreadyRunning    the group runs already
     ├── StartFailed           a process ended while starting; carries its last log lines
     ├── LeftBehind            something is half done and needs a person                                 exit 4
+    │   └── Dirty             a fault could not be proved undone; carries the commands to run
+    ├── NotInjected           a fault was asked for and is not there: never a pass                       exit 11
+    │   └── FaultNotApplied   one fault's own proof, while it is looked for
+    ├── Aborted               an experiment was ended before its time, and undone                       exit 12
+    ├── Unsupported           this machine cannot do the fault                                          exit 14
     └── WireError             a frame breaks the protocol; the connection is closed
 """
 
@@ -110,6 +115,36 @@ class LeftBehind(KvopsError):
     """Something is half done and needs a person."""
 
     exit_code = 4
+
+
+class Dirty(LeftBehind):
+    """A fault could not be proved undone; ``commands`` is what a person runs to undo it."""
+
+    def __init__(self, what: str, *, fix: str, commands: list[str] | None = None) -> None:
+        super().__init__(what, fix=fix)
+        self.commands = commands or []
+
+
+class NotInjected(KvopsError):
+    """A fault was asked for and is not there: what was measured meanwhile proves nothing."""
+
+    exit_code = 11
+
+
+class FaultNotApplied(NotInjected):
+    """What would prove one fault is not to be seen; the lifecycle looks again until its time is over."""
+
+
+class Aborted(KvopsError):
+    """An experiment was ended before its time by its guardian, a guard or a person, and undone."""
+
+    exit_code = 12
+
+
+class Unsupported(KvopsError):
+    """A fault that the machine at hand cannot do."""
+
+    exit_code = 14
 
 
 class WireError(KvopsError):

@@ -1,1 +1,1 @@
-"""Breaks the pool on purpose: in a simulator under virtual time, where every failure replays exactly."""
+"""Faults on purpose: what was promised, what was injected, what clients saw, what that proves."""

@@ -18,7 +18,22 @@ class Row(NamedTuple):
 
 
 COMMANDS: Final[dict[str, Row]] = {
+    "plan": Row("What a run would do: targets, undo, cost.", "chaos_plan"),
+    "validate": Row("What is wrong with an experiment file.", "chaos_validate"),
+    "run": Row("One experiment, from the first look to the verdict.", "chaos_run"),
+    "suite": Row("A folder of experiments, and the matrix of their verdicts.", "chaos_suite"),
+    "soak": Row("Random faults within bounds, round after round.", "chaos_soak"),
     "sim": Row("Break a simulated pool under virtual time, seed by seed.", "chaos_sim"),
+    "doctor": Row("Which faults this machine can do, and how.", "chaos_doctor"),
+    "catalog": Row("Every fault: what it certifies, and what it does not.", "chaos_catalog"),
+    "status": Row("What runs, what was left behind, who locked.", "chaos_status"),
+    "abort": Row("End every experiment now, also without its runner.", "chaos_abort"),
+    "recover": Row("Take back what a dead experiment left.", "chaos_recover"),
+    "lock": Row("Forbid experiments.", "chaos_lock"),
+    "unlock": Row("Allow experiments again.", "chaos_unlock"),
+    "lab": Row("A network namespace for each node, made and removed.", "chaos_lab"),
+    "check": Row("Judge a recorded history again, offline.", "chaos_check"),
+    "report": Row("Show a recorded run as text, JSON, JUnit, journal or HTML.", "chaos_report"),
 }
 """In the order help shows them; each module holds its command as ``command``."""
 
@@ -60,9 +75,10 @@ class Chaos(Group):
 @click.group("chaos", cls=Chaos)
 def command() -> None:
     r"""
-    Break a pool on purpose, and see what stays whole.
+    Break it on purpose: inject one fault, prove that it is there, watch clients through it, undo it, judge.
 
     \b
-    Example:
+    Examples:
+      kvops chaos run playbooks/experiments/store-pause.yaml
       kvops chaos sim --seeds 100
     """

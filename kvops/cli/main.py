@@ -68,7 +68,7 @@ COMMANDS: Final[dict[str, Row]] = {
     "replay": Row(_USE, "Replay a request trace through the pool.", "replay"),
     "workload": Row(_USE, "Make or describe request traces.", "workload"),
     "bench": Row(_USE, "Measure the pool.", "bench"),
-    "chaos": Row(_USE, "Break a pool on purpose, and see what stays whole.", "chaos"),
+    "chaos": Row(_USE, "Break it on purpose, and prove that nobody else noticed.", "chaos"),
     "context": Row(_SETUP, "Which groups are known, and which is used.", "context_cmd"),
     "config": Row(_SETUP, "Settings, and where each came from.", "config_cmd"),
     "completion": Row(_SETUP, "Print a shell's completion script.", "completion"),

@@ -66,6 +66,7 @@ def configurations(names: Sequence[str], folders: Sequence[Path], *, token: str)
             "initial-cluster-token": token,
             "heartbeat-interval": HEARTBEAT_MS,
             "election-timeout": ELECTION_MS,
+            "enable-grpc-gateway": True,  # off with a configuration file: chaos asks by HTTP how etcd is
             "logger": "zap",
             "log-outputs": ["stderr"],
         }

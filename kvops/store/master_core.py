@@ -949,9 +949,6 @@ class MasterCore:
         held = store.allocator.reserve_batch(offsets, footprints)
         assert held.all(), "the directory gives no byte twice, and none that is not there"
         store.objects = len(offsets)
-        for release in store.releasing.values():  # removed or expired since we lead, before it came
-            taken = store.allocator.reserve(release.offset, release.footprint)
-            assert taken, "what is on its way back belongs to nobody else"
         for store_id, offset, footprint in self._left:
             if store_id == store.id and store.allocator.reserve(offset, footprint):
                 self.stores.mature_at(self._earlier_leases_end_ms, store, offset, footprint)

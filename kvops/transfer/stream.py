@@ -57,8 +57,8 @@ class _StreamJob:
         self.progress_at = time.monotonic()
 
     def advance(self, events: int) -> None:
-        if self.link.state is LinkState.READY and events == select.POLLOUT:
-            self.link.flush()
+        if self.link.state is not LinkState.CONNECTING and events == select.POLLOUT:
+            self.link.flush()  # the kernel took bytes: of the peer that says nothing
             return
         self.progress_at = time.monotonic()
         self.link.advance(events, self)

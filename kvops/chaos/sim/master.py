@@ -333,7 +333,7 @@ class MasterProcess(Process):
                 self._assert_leads(now)
             if kind == LOOKUP:
                 answer: bytes | None = self.core.lookup(body, now_ms=now)
-            elif kind == JOIN or kind == ACKNOWLEDGE:
+            elif kind in (JOIN, ACKNOWLEDGE):
                 self._standby_frame(end, kind, body, now)
                 answer = None
             else:
@@ -348,7 +348,7 @@ class MasterProcess(Process):
             self._closed(end)
             return
         if answer is not None:
-            promises = kind == PUT_START or kind == PUT_END
+            promises = kind in (PUT_START, PUT_END)
             if promises and self.replication is not None and self._must_wait(kind, answer):
                 self.replication.hold(end.conn, wire.pack(kind + 1, answer, request))
             else:

@@ -1,0 +1,67 @@
+"""Processes of this machine by their command line and by their parents."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from kvops.fleet.process import PROC, ProcessIdentity, identify
+
+PROCESSES_MAX: Final = 256  # of one role
+
+
+def pids() -> list[int]:
+    """Every pid there is now."""
+    return [int(name) for name in os.listdir(PROC) if name.isdigit()]  # noqa: PTH208 (names only, thousands)
+
+
+def command_lines() -> Iterator[tuple[int, bytes]]:
+    """Pid and command line (words that end in NUL) of all; a zombie has none."""
+    for pid in pids():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue  # it ended
+        if words:
+            yield pid, words
+
+
+def running(argv: Sequence[str]) -> Iterator[ProcessIdentity]:
+    """The processes with exactly this command line."""
+    wanted = b"".join(os.fsencode(word) + b"\0" for word in argv)
+    for pid, words in command_lines():
+        if words == wanted:
+            identity = identify(pid)
+            if identity is not None:
+                yield identity
+
+
+def with_word(word: str) -> Iterator[ProcessIdentity]:
+    """The processes that have this word on their command line; not ourselves."""
+    needle = word.encode()
+    for pid, words in command_lines():
+        if pid != os.getpid() and needle in words.split(b"\0"):
+            identity = identify(pid)
+            if identity is not None:
+                yield identity
+
+
+def tree(root: ProcessIdentity) -> list[ProcessIdentity]:
+    """A process and all that descend from it, parents first."""
+    children: dict[int, list[int]] = {}
+    for pid in pids():
+        try:
+            fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(pid)
+        except (OSError, IndexError, ValueError):
+            continue  # it ended
+    found, waiting = [root], [root.pid]
+    while waiting and len(found) < PROCESSES_MAX:
+        for pid in children.get(waiting.pop(), ()):
+            one = identify(pid)
+            if one is not None:
+                found.append(one)
+                waiting.append(pid)
+    return found

@@ -1,0 +1,83 @@
+"""``kvops chaos lab``: a network namespace for each node, made and removed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from kvops.cli import options
+from kvops.cli.chaos_where import state_dir
+from kvops.cli.context import load_configuration
+from kvops.cli.options import SIZE_BYTES, Settings
+from kvops.cli.output import Column, Output
+
+COLUMNS: Final = (Column("name"), Column("netns"), Column("address"))
+
+
+@options.group("lab")
+def command() -> None:
+    r"""
+    A staging fleet on one machine: each master, store and client on a node of its own, joined by a bridge.
+
+    \b
+    Example:
+      kvops chaos lab up --stores 3 && kvops chaos lab down
+    """
+
+
+def _group(settings: Settings) -> str:
+    return str(load_configuration(settings).group.value)
+
+
+@command.command("up")
+@click.option("--stores", type=click.IntRange(1, 64), default=3, show_default=True, help="How many.")
+@click.option(
+    "--segment-size", type=SIZE_BYTES, default="256MiB", show_default=True, help="Memory of each store."
+)
+@click.pass_obj
+def up(settings: Settings, stores: int, segment_size: int) -> int:
+    r"""
+    Make the nodes and start a group on them. A lab that is up already is left as it is.
+
+    \b
+    Example:
+      kvops chaos lab up --stores 3 --segment-size 256MiB
+    """
+    from kvops.chaos import lab
+
+    out = Output(settings)
+    group = _group(settings)
+    made = lab.up(
+        state_dir(settings),
+        group,
+        stores=stores,
+        segment_size_bytes=segment_size,
+        timeout_s=settings.timeout_s(60.0),
+        tell=lambda name, text: out.note(f"{name:<10} {text}"),
+    )
+    rows = [{"name": node.name, "netns": node.netns, "address": node.address} for node in made.nodes]
+    out.header(f"{group} (lab)", f"{len(rows) - 1} nodes")
+    out.rows("nodes", COLUMNS, rows, group=group)
+    out.line(f"on a node: ip netns exec {made.nodes[1].netns} …    remove: kvops chaos lab down")
+    return 0
+
+
+@command.command("down")
+@click.pass_obj
+def down(settings: Settings) -> int:
+    r"""
+    Stop the group and remove its nodes. Removing what is not there is a success.
+
+    \b
+    Example:
+      kvops chaos lab down
+    """
+    from kvops.chaos import lab
+
+    out = Output(settings)
+    group = _group(settings)
+    removed = lab.down(state_dir(settings), group, tell=lambda name, text: out.note(f"{name:<10} {text}"))
+    out.document({"group": group, "removed": removed})
+    out.header(f"{group} (lab)", f"{len(removed)} namespaces removed" if removed else "there was none")
+    return 0

@@ -1,0 +1,100 @@
+"""``kill -9`` of runner, guardian, both and target at every state of an injection's life."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvops.chaos.control import recover
+from kvops.chaos.ledger import Book
+from kvops.chaos.model import State
+from kvops.chaos.picture import Process, Scope, differences, take
+from kvops.fleet.process import ProcessIdentity, is_running, is_stopped
+from tests.chaos.victims import Victim, until, victims
+from tests.pool import ROOT
+
+pytestmark = pytest.mark.process
+STATES = [state for state in State if state not in (State.PLANNED, State.DIRTY)]
+WHOM = ["runner", "guardian", "both", "target"]
+UNDONE_WITHIN_S = 5.0  # lease of 1 s, a look, and a busy machine
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[Victim]]:
+    """A target and its neighbour."""
+    with victims(2) as found:
+        yield found
+
+
+def run(
+    servers: list[Victim], state_dir: Path, at: str, whom: str, fault: str = "process.pause"
+) -> subprocess.CompletedProcess[str]:
+    """One experiment in a process of its own."""
+    targets = [one.target for one in servers]
+    words = [
+        word
+        for one, server in zip(targets, servers, strict=True)
+        for word in (str(one.leader.pid), str(server.port))
+    ]
+    return subprocess.run(
+        [sys.executable, "-m", "tests.chaos.crasher", str(state_dir), fault, *words, at, whom],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def scope_of(identity: ProcessIdentity) -> Scope:
+    """The target's own state: everything else carries a token that dies with the experiment."""
+    return Scope(
+        tokens=[],
+        processes=[Process(pid=identity.pid, started_ticks=identity.started_ticks, boot_id=identity.boot_id)],
+    )
+
+
+@pytest.mark.parametrize(("at", "whom"), list(itertools.product(STATES, WHOM)), ids=lambda value: str(value))
+def test_crash_point(servers: list[Victim], tmp_path: Path, at: State, whom: str) -> None:
+    """Whoever dies whenever: the target runs on in the end, or the ledger says dirty and recover makes it clean."""
+    for server in servers:
+        if not server.alive:
+            server.start()
+    identity = servers[0].target.leader
+    before = take(scope_of(identity))
+
+    ended = run(servers, tmp_path, str(at), whom)
+
+    book = Book(tmp_path)
+    experiment = book.experiment("crash")
+    assert str(at) in ended.stdout.split(), ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+    if whom == "both":
+        if experiment.dirty:
+            assert [step.command() for step in experiment.undo_steps()[0]] == [f"kill -CONT {identity.pid}"]
+            assert [one.clean for one in recover(tmp_path)] == [True]
+    else:
+        until(lambda: not book.dirty(), f"clean after {whom} died at {at}", timeout_s=UNDONE_WITHIN_S)
+    assert not book.dirty()
+    assert differences(before, take(scope_of(identity))) == []
+    assert is_running(identity) is (whom != "target")
+    assert not is_stopped(identity)
+    assert book.run_by() is None
+    until(lambda: not guardians(tmp_path), "no guardian is left")
+
+
+def guardians(state_dir: Path) -> list[int]:
+    """Guardians of experiments under this folder: they write their log there."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "fd/1").readlink().is_relative_to(state_dir):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
