@@ -15,7 +15,8 @@ PUT_TTL_MS: Final = 30_000  # a put without put_end for this long is a dead writ
 TTL_MS_MAX: Final = 0xFFFFFFFF  # 49 days; a u32 on the wire
 DEADLINE_MS_MAX: Final = 86_400_000  # of one call of a client; poll(2) takes no more than 24 days
 BEAT_INTERVAL_MS: Final = 250  # store → master
-STORE_TTL_MS: Final = 2_000  # a store that was silent this long is unmounted
+STORE_TTL_MS: Final = 2_000  # a store that was silent this long is named by no lookup any more
+STORE_SILENT_MS: Final = 1_750  # … and is given up now: its last beat came before it died, and timers tick
 CONNECT_TIMEOUT_MS: Final = 1_000
 ETCD_TTL_S_MAX: Final = 60  # of a leader's lease
 HANDSHAKE_TIMEOUT_MS: Final = 2_000
@@ -43,9 +44,9 @@ ALIGN_BYTES: Final = 64  # every object starts on a cache line
 BODY_BYTES_MAX: Final = 8 * MIB  # of one frame
 COPY_BYTES_MAX: Final = MIB  # one memcpy holds the GIL: look at the deadline after this much
 
-assert LEASE_MARGIN_MS < LEASE_TTL_MS < STORE_TTL_MS < PUT_TTL_MS, (
+assert LEASE_MARGIN_MS < LEASE_TTL_MS < STORE_SILENT_MS < PUT_TTL_MS, (
     "a reader's lease ends before its store is given up"
 )
-assert BEAT_INTERVAL_MS * 4 <= STORE_TTL_MS, "one lost beat is no death"
+assert BEAT_INTERVAL_MS * 4 <= STORE_SILENT_MS <= STORE_TTL_MS - BEAT_INTERVAL_MS, "one lost beat is no death"
 assert KEYS_PER_FRAME_MAX * 72 <= BODY_BYTES_MAX, "the largest batch fits a frame"
 assert CHUNK_BYTES % PART_CHUNK_BYTES == 0

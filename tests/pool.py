@@ -184,6 +184,13 @@ class LocalPool:
         self.start(*[store for store in self.stores if not store.alive])
         self.wait_ready(*self.stores)
 
+    def heal_master(self) -> None:
+        """Wake the master, or start it again where it was."""
+        if self.master.alive and self.master.stopped:
+            self.master.send(signal.SIGCONT)
+        if not self.master.alive:
+            self.start(self.master)
+
     def wait_ready(self, *stores: Member) -> None:
         """Wait until the master serves these stores' processes."""
         client = self.connect()

@@ -48,7 +48,7 @@ class Actor:
         self._freed = 0
         self._mounted = threading.Event()
         self._session = Session(
-            [Address.parse(config["master"])],
+            [Address.parse(text) for text in config["masters"]],
             secret=bytes.fromhex(config["secret"]),
             hello=self._hello,
             owner=self,
@@ -121,6 +121,9 @@ class Actor:
 
     def floor(self, generation: int) -> None:
         pass
+
+    def migrate(self, number: int, bandwidth_bps: int) -> None:
+        """There are no bytes to copy."""
 
     def mounted(self, store_id: int, term: int) -> None:
         self._mounted.set()

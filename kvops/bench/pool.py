@@ -151,7 +151,8 @@ class BenchPool:
         self.secret_file = self.directory / "secret"
         self.secret_file.touch(mode=0o600)
         self.secret_file.write_text(secrets.token_hex(32))
-        self.master_addresses: dict[str, str] = {}
+        self.master_addresses: dict[str, str] = {}  # of one master, or of the one that leads
+        self.masters: dict[str, dict[str, str]] = {}  # by name, of several
 
     def __enter__(self) -> Self:
         return self
@@ -201,6 +202,50 @@ class BenchPool:
         )
         self.master_addresses = self._serve("master", "master", msgspec.to_builtins(config))
 
+    def start_masters(self, etcd: Sequence[Sequence[str]], **settings: Any) -> None:
+        """Several masters, each with endpoints of etcd of its own; returns when one leads."""
+        for number, endpoints in enumerate(etcd):
+            self.start_one_of_several(f"master-{number}", endpoints, **settings)
+        self.find_leader()
+
+    def start_one_of_several(self, name: str, endpoints: Sequence[str], **settings: Any) -> None:
+        """Start one of several masters, or start it again where it was."""
+        known = self.masters.get(name, {})
+        config = MasterConfig(
+            group=GROUP,
+            name=name,
+            host=f"host-{name}",
+            secret_file=str(self.secret_file),
+            state_dir=str(self.directory / name),
+            unix_path=str(self.directory / f"{name}.sock"),
+            log_file=str(self.directory / f"{name}.log"),
+            etcd=list(endpoints),
+            listen=known.get("listen", "127.0.0.1:0"),
+            control=known.get("control", "127.0.0.1:0"),
+            **settings,
+        )
+        self.masters[name] = self._serve(name, "master", msgspec.to_builtins(config))
+
+    def find_leader(self, *, timeout_s: float = START_TIMEOUT_S, before: int = 0) -> str:
+        """The master that leads a term after ``before``; waits for it."""
+        found: list[str] = []
+
+        def one_leads() -> bool:
+            for name, addresses in self.masters.items():
+                try:
+                    if metric(addresses["http"], "kvops_master_leads", timeout_s=0.5) and (
+                        metric(addresses["http"], "kvops_master_term", timeout_s=0.5) > before
+                    ):
+                        found.append(name)
+                        self.master_addresses = addresses
+                        return True
+                except (OSError, Unreachable):
+                    continue
+            return False
+
+        wait_until(one_leads, timeout_s=timeout_s, what="no master leads")
+        return found[0]
+
     def serve_store(self, name: str, *, segment_size_bytes: int) -> tuple[Child, dict[str, str], float]:
         """
         A store node run by ``kvops serve``; returns as soon as the master can allocate from it.
@@ -225,7 +270,7 @@ class BenchPool:
             group=GROUP,
             name=name,
             host=host,
-            masters=[self.master_addresses["listen"]],
+            masters=[one["listen"] for one in self.masters.values()] or [self.master_addresses["listen"]],
             secret_file=str(self.secret_file),
             state_dir=str(self.directory / name),
             unix_path=str(self.directory / f"{name}.sock"),
@@ -257,10 +302,11 @@ class BenchPool:
         Keys are ``paper_key(prefix, number)``. Returns once the master knows them all.
         """
         child = self.child(
-            "paper",
+            f"paper-{prefix}",
             "paper",
             {
-                "master": self.master_addresses["listen"],
+                "masters": [one["listen"] for one in self.masters.values()]
+                or [self.master_addresses["listen"]],
                 "secret": self.secret_file.read_text(),
                 "group": GROUP,
                 "objects": objects,
@@ -284,7 +330,7 @@ class BenchPool:
     def client_config(self, *, host: str = "host-0", **more: Any) -> dict[str, Any]:
         """What ``connect`` needs, as JSON: for a child that is a client."""
         return {
-            "masters": self.master_addresses["unix"],
+            "masters": [one["listen"] for one in self.masters.values()] or self.master_addresses["unix"],
             "secret_file": str(self.secret_file),
             "group": GROUP,
             "host": host,
@@ -308,14 +354,14 @@ def paper_keys(prefix: str, count: int) -> list[str]:
     return [f"{prefix}/{number:09d}" for number in range(count)]
 
 
-def metric(address: str, name: str) -> float:
+def metric(address: str, name: str, *, timeout_s: float = 10.0) -> float:
     """
     One value of a process's /metrics.
 
     Raises:
         Unreachable: It does not answer, or does not have it.
     """
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10.0) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=timeout_s) as answer:
         text = answer.read().decode()
     found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
     if found is None:

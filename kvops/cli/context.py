@@ -21,6 +21,7 @@ from kvops.errors import ConfigError, Unreachable, UsageError
 from kvops.files import load_yaml, write_private
 from kvops.fleet.local import DEFAULT_GROUP, GroupState, LocalGroup, default_state_dir, local_groups
 
+ETCD_TIMEOUT_S: Final = 1.0
 SYSTEM_FILE: Final = Path("/etc/kvops/config.yaml")
 
 
@@ -115,7 +116,9 @@ class Target:
             return self.masters
         if self.local is not None:
             raise self.not_running()
-        raise UsageError(f"context {self.name} names no masters", fix="add masters: [HOST:PORT] to it")
+        raise UsageError(
+            f"context {self.name} names no masters", fix="add masters: [HOST:PORT] or etcd: [HOST:PORT] to it"
+        )
 
     def not_running(self) -> Unreachable:
         """Why a local group cannot be asked: it does not run at all, or its masters alone do not."""
@@ -230,8 +233,8 @@ def resolve(settings: Settings, *, starting: bool = False) -> Target:
         return Target(
             name=name,
             environment=context.environment or "unknown",
-            masters=context.masters,
-            control=context.control,
+            masters=context.masters or _by_etcd(context, name),
+            control=context.control or _leader_control(context, name),
             secret_file=Path(context.secret_file).expanduser() if context.secret_file else None,
             protect=context.protect,
         )
@@ -259,6 +262,21 @@ def resolve(settings: Settings, *, starting: bool = False) -> Target:
         control=[member.addresses["control"] for member in masters if "control" in member.addresses],
         secret_file=local.secret_file,
     )
+
+
+def _by_etcd(context: Context, name: str) -> list[str]:
+    return [f"etcd://{','.join(context.etcd)}/{name}"] if context.etcd else []
+
+
+def _leader_control(context: Context, name: str) -> list[str]:
+    """Where the leader's control service is, as etcd has it now; nothing when nobody says."""
+    from kvops.net.etcd_query import EtcdEndpoint, leader_view, parse_masters
+
+    endpoints = [one for one in parse_masters(_by_etcd(context, name)) if isinstance(one, EtcdEndpoint)]
+    try:
+        return [leader_view(endpoints, timeout_s=ETCD_TIMEOUT_S).control] if endpoints else []
+    except Unreachable:
+        return []
 
 
 def use(name: str, *, env: Mapping[str, str] = os.environ) -> Path:

@@ -62,7 +62,7 @@ def command(settings: Settings, members: tuple[str, ...], now: bool, dry_run: bo
     local.restart(names, now=now, timeout_s=timeout_s, tell=lambda name, text: out.note(f"{name:<10} {text}"))
     # A new master knows none of the stores; a new store is awaited alone.
     joining = None if any(one.role == "master" for one in chosen) else [one.name for one in chosen]
-    target, judgement, away = wait_joined(settings, joining, timeout_s=max(0.0, deadline - time.monotonic()))
+    target, judgement, away = _joined(settings, joining, timeout_s=max(0.0, deadline - time.monotonic()))
     code = show(out, target, judgement)
     if away:
         out.note(f"not back in time: {', '.join(away)}")
@@ -71,7 +71,7 @@ def command(settings: Settings, members: tuple[str, ...], now: bool, dry_run: bo
     return 0 if judgement.health is not Health.DOWN else code
 
 
-def wait_joined(
+def _joined(
     settings: Settings, names: Collection[str] | None, *, timeout_s: float
 ) -> tuple[Target, Judgement, list[str]]:
     """

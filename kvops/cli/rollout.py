@@ -6,20 +6,20 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
 from kvops.cli import holds, options
-from kvops.cli.clients import leader, leader_status, look
+from kvops.cli.clients import leader, leader_status, look, look_until
 from kvops.cli.context import Target, resolve
 from kvops.cli.options import DURATION_MS, Settings
 from kvops.cli.output import Column, Output
-from kvops.cli.restart import wait_joined
 from kvops.cli.start import ready_timeout_s
-from kvops.errors import Refused
+from kvops.errors import Refused, StartFailed, Unreachable
 from kvops.files import load_yaml, write_yaml
+from kvops.fleet.health import Judgement, not_back
 from kvops.fleet.local import LocalGroup, Member, utc_now
 from kvops.fleet.rollout import (
     NodeProgress,
@@ -30,8 +30,14 @@ from kvops.fleet.rollout import (
     batches,
 )
 
+if TYPE_CHECKING:
+    from kvops.store.model import MasterStatus
+
 REASON: Final = "kvops rollout restart"  # of our holds: they are told from an operator's by it
 CALL_TIMEOUT_S: Final = 5.0
+NODE_S: Final = (
+    4.0  # about, of one node: its leases end, it ends, starts and joins; small pages are freed meanwhile
+)
 SERVING: Final = ("ready", "announcing")
 COLUMNS: Final = (
     Column("name"),
@@ -65,6 +71,7 @@ def command() -> None:
 )
 @click.option(
     "--window",
+    "window_ms",
     type=DURATION_MS,
     default="5s",
     show_default=True,
@@ -94,11 +101,12 @@ def restart(
     dry_run: bool,
 ) -> int:
     r"""
-    Restart a local group one node at a time: stores first, then masters.
+    Restart a local group one node at a time: stores first, then masters, who leads last.
 
-    Each store is drained, stopped and started; then the next waits until it has joined again and the hit ratio is
+    Each store is drained, stopped and started; the next one waits until it has joined again and the hit ratio is
     within 5 % of what it was (with --migrate and no traffic: the objects). A store's contents are lost unless
-    --migrate moves them first. An operator's hold stays as it is. --timeout bounds each wait for a node.
+    --migrate moves them first. An operator's hold stays as it is. A leader steps down before. Members of etcd are
+    restarted only when they are named. --timeout bounds each wait for a node.
 
     The first trouble ends it (exit code 1): the nodes behind it are untouched. The same command again goes on where
     it stopped, as after Ctrl-C.
@@ -114,15 +122,21 @@ def restart(
     target = resolve(settings)
     local = target.require_local()
     state = local.require()
-    chosen = [state.member(name) for name in split_list(members)] or state.members
-    progress = _progress(
-        local, state.started, chosen, named=bool(members), fresh=fresh, migrate=migrate, out=out
-    )
+    chosen = [state.member(name) for name in split_list(members)]
+    chosen = chosen or [member for member in state.members if member.role in ("store", "master")]
+
+    def begin() -> RolloutState:
+        return _progress(
+            local, state.started, chosen, named=bool(members), fresh=fresh, migrate=migrate, out=out
+        )
+
     if dry_run:
-        return _show_steps(out, target, local, progress, max_unavailable=max_unavailable)
+        return _show_steps(out, target, local, begin(), max_unavailable=max_unavailable)
     pace = Pace(unavailable_max=max_unavailable, window_s=window_ms / 1_000, settle_s=settle_ms / 1_000)
     with local.lock(timeout_s=0.0, name="rollout.lock"):
-        _say_price(out, target, progress)
+        progress = begin()
+        price = _price(target, progress)
+        _say_price(out, target, progress, price)
         operations = _Operations(settings, out, local, force=force)
         rollout = Rollout(
             progress,
@@ -137,7 +151,7 @@ def restart(
         done = msgspec.structs.replace(done, ended=utc_now())
         write_yaml(_file(local), done)
         after = operations.look()
-    return _receipt(out, target, done, after, took_s=time.monotonic() - began)
+    return _receipt(out, target, done, after, price, took_s=time.monotonic() - began)
 
 
 @command.command("status")
@@ -199,7 +213,7 @@ def _progress(
     done = len(former.nodes) - len(former.unfinished)
     why = f"; it stopped at {former.stopped}" if former.stopped else ""
     out.note(f"going on with the rollout of {former.started}, {done} of {len(former.nodes)} done{why}")
-    return former
+    return msgspec.structs.replace(former, migrate=migrate or former.migrate)
 
 
 def _show_steps(
@@ -207,13 +221,18 @@ def _show_steps(
 ) -> int:
     state = local.require()
     steps = []
-    for batch in batches(progress.unfinished, unavailable_max=max_unavailable):
+    status = _leader_status(target)
+    leads = status.name if status is not None else ""
+    several = sum(member.role == "master" for member in state.members) > 1
+    for batch in batches(progress.unfinished, unavailable_max=max_unavailable, leader=leads):
         members = [state.member(node.name) for node in batch]
         stores = " ".join(member.name for member in members if member.role == "store")
         if stores:
             steps.append(
                 f"kvops drain {stores}{' --migrate' if progress.migrate else ''}, and wait for its end"
             )
+        if several and any(member.name == leads for member in members):
+            steps.append("kvops master step-down")
         steps += local.restart_steps(members)
         if stores:
             steps.append(f"kvops undrain {stores}")
@@ -229,20 +248,56 @@ def _show_steps(
     return 0
 
 
-def _say_price(out: Output, target: Target, progress: RolloutState) -> None:
-    """What it will cost, before anything is done."""
+def _leader_status(target: Target) -> MasterStatus | None:
+    """What the leader knows; None without one, which a rollout that goes on may be about to mend."""
+    try:
+        return leader_status(target, timeout_s=CALL_TIMEOUT_S)
+    except Unreachable:
+        return None
+
+
+def _price(target: Target, progress: RolloutState) -> dict[str, Any]:
+    """What it will cost, before anything is done; of the hit ratio an estimate: all objects are equally hot."""
+    status = _leader_status(target)
+    names = {node.name for node in progress.unfinished}
+    if status is None:
+        unknown = dict.fromkeys(("capacity_share", "hit_ratio", "hit_ratio_after"))
+        return {**unknown, "objects": 0, "seconds": NODE_S * len(names)}
+    serving = [store for store in status.stores if store.state in SERVING]
+    chosen = [store for store in serving if store.name in names]
+    objects = sum(store.objects for store in chosen)
+    ratio = status.hits_total / status.lookups_total if status.lookups_total else None
+    lost = max((store.objects for store in chosen), default=0) / max(1, status.objects)
+    after = ratio if progress.migrate or ratio is None else ratio * (1 - min(1.0, lost))
+    return {
+        "capacity_share": max((store.capacity_bytes for store in chosen), default=0)
+        / max(1, sum(store.capacity_bytes for store in serving)),
+        "objects": objects,
+        "hit_ratio": ratio,
+        "hit_ratio_after": after,
+        "seconds": NODE_S * len(names) + objects / holds.SWEPT_PER_S,
+    }
+
+
+def _say_price(out: Output, target: Target, progress: RolloutState, price: dict[str, Any]) -> None:
     if out.structured or out.settings.quiet:
         return
-    status = leader_status(target, timeout_s=CALL_TIMEOUT_S)
-    names = {node.name for node in progress.unfinished}
-    objects = sum(store.objects for store in status.stores if store.name in names and store.state in SERVING)
-    largest = max((store.capacity_bytes for store in status.stores if store.name in names), default=0)
-    share = largest / max(1, sum(store.capacity_bytes for store in status.stores if store.state in SERVING))
-    out.header(target.label, f"rolling restart of {holds.count_of(len(names), 'member')}")
+    out.header(target.label, f"rolling restart of {holds.count_of(len(progress.unfinished), 'member')}")
+    if price["capacity_share"] is None:
+        out.line("  costs   not known: no master leads")
+        return
     fate = (
         "move to other stores first, as far as they fit" if progress.migrate else "are lost, store by store"
     )
-    out.line(f"  costs   {share:.0%} of the pool at a time; {objects:,} objects {fate}")
+    ratio = "nobody has looked anything up yet"
+    if price["hit_ratio"] is not None:
+        ratio = f"hit ratio {price['hit_ratio']:.1%} → about {price['hit_ratio_after']:.1%} after each"
+    if price["objects"]:
+        out.line(f"  holds   {price['objects']:,} objects; they {fate}")
+    out.line(
+        f"  costs   {price['capacity_share']:.0%} of the pool at a time; {ratio}; "
+        f"about {price['seconds']:.0f} s and what the hit ratio takes to come back"
+    )
 
 
 def _document(state: RolloutState) -> dict[str, Any]:
@@ -274,11 +329,21 @@ def _show(out: Output, target: Target, state: RolloutState, **more: Any) -> None
         out.line(f"next: {target.kvops} rollout restart")
 
 
-def _receipt(out: Output, target: Target, state: RolloutState, after: Seen, *, took_s: float) -> int:
-    _show(out, target, state, objects_after=after.objects, took_s=round(took_s, 3))
+def _receipt(
+    out: Output,
+    target: Target,
+    state: RolloutState,
+    after: Seen,
+    price: dict[str, Any],
+    *,
+    took_s: float,
+) -> int:
+    predicted = {name: None if value is None else round(value, 4) for name, value in price.items()}
+    _show(out, target, state, objects_after=after.objects, took_s=round(took_s, 3), predicted=predicted)
     if not out.structured:
         ratio = "no traffic to take a hit ratio of" if state.ratio_before is None else "the hit ratio is back"
-        out.line(f"objects {state.objects_before:,} → {after.objects:,}; {ratio}; {took_s:.1f} s")
+        took = f"{took_s:.1f} s, predicted {price['seconds']:.0f}"
+        out.line(f"objects {state.objects_before:,} → {after.objects:,}; {ratio}; {took}")
     return 0
 
 
@@ -292,13 +357,14 @@ class _Operations:
         """See the group now."""
         target = resolve(self._settings)
         judgement = look(target, timeout_s=CALL_TIMEOUT_S)
-        status = leader_status(target, timeout_s=CALL_TIMEOUT_S)
+        status = _leader_status(target)
         members = self._local.require().members
-        held = {
-            name for hold in status.holds if hold.reason != REASON for name in [hold.target, *hold.stores]
-        }
+        found = status.holds if status is not None else []
+        held = {name for hold in found if hold.reason != REASON for name in [hold.target, *hold.stores]}
         return Seen(
             serving=frozenset(row["name"] for row in judgement.stores if row["state"] in SERVING),
+            masters=frozenset(member.name for member in members if member.role == "master"),
+            leader=status.name if status is not None else "",
             away={row["name"]: row["state"] for row in judgement.stores if row["state"] not in SERVING},
             held=frozenset(held),
             processes={
@@ -306,10 +372,10 @@ class _Operations:
                 for member in members
                 if member.running
             },
-            objects=status.objects,
+            objects=judgement.objects,
             objects_by_store={row["name"]: row["objects"] for row in judgement.stores},
-            lookups=status.lookups_total,
-            hits=status.hits_total,
+            lookups=status.lookups_total if status is not None else 0,
+            hits=status.hits_total if status is not None else 0,
         )
 
     def drain(self, names: Sequence[str], *, migrate: bool) -> None:
@@ -326,11 +392,16 @@ class _Operations:
 
     def restart(self, names: Sequence[str]) -> None:
         """Asked to end, started again as it was."""
-        self._local.restart(
-            names,
-            timeout_s=self._timeout_s(names),
-            tell=lambda name, text: self._out.note(f"{name:<10} {text}"),
-        )
+        try:
+            self._local.restart(
+                names,
+                timeout_s=self._timeout_s(names),
+                tell=lambda name, text: self._out.note(f"{name:<10} {text}"),
+            )
+        except StartFailed as error:
+            for line in error.log_lines:
+                self._out.note(f"  | {line}")
+            raise
 
     def undrain(self, names: Sequence[str]) -> None:
         """Lift our own holds."""
@@ -341,12 +412,29 @@ class _Operations:
             if ours:
                 client.undrain(ours, owner=holds.owner())
 
+    def step_down(self) -> None:
+        """As master step-down: refused when nobody could follow."""
+        with leader(resolve(self._settings), timeout_s=CALL_TIMEOUT_S) as (client, _):
+            client.step_down(owner=holds.owner())
+
     def wait_joined(self, names: Sequence[str]) -> Sequence[str]:
-        """As restart waits: a new master knows none of the stores."""
-        members = self._local.require()
-        only = None if any(members.member(name).role == "master" for name in names) else names
-        _, _, away = wait_joined(self._settings, only, timeout_s=self._timeout_s(names))
-        return away
+        """As restart waits; a master of several has to have everything that was acknowledged, too."""
+        members = self._local.require().members
+        masters = [member.name for member in members if member.role == "master"]
+        restarted = [name for name in names if name in masters]
+        behind = set(restarted if len(masters) > 1 else ())
+        only = None if restarted else names  # a new master knows none of the stores
+
+        def done(seen: Judgement) -> bool:
+            if not_back(seen, only):
+                return False
+            if behind:
+                status = _leader_status(resolve(self._settings))
+                behind.difference_update(status.members if status is not None else ())
+            return not behind
+
+        _, judgement = look_until(self._settings, done, timeout_s=self._timeout_s(names))
+        return sorted({*not_back(judgement, only), *behind})
 
     def _timeout_s(self, names: Sequence[str]) -> float:
         return ready_timeout_s(self._settings, len(names) * self._local.require().segment_size_bytes)

@@ -170,7 +170,7 @@ def command(
     local = target.require_local()
     if dry_run:
         return _show_steps(out, target, local, plan)
-    if numa == "bind" and len(nodes) == 1 and settings.verbose:
+    if stores is None and numa == "bind" and len(nodes) == 1:
         out.note("note: this machine has one NUMA node: there is nothing to bind stores to")
     if settings.verbose:
         for finding in local.findings(plan):

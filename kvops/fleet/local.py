@@ -54,6 +54,7 @@ from kvops.fleet.process import (
     ProcessIdentity,
     Spawned,
     collect,
+    is_exiting,
     is_running,
     is_stopped,
     send_signal,
@@ -861,8 +862,6 @@ class LocalGroup:
     ) -> list[Stopped]:
         stopped: list[Stopped] = []
         left: list[Member] = []
-        release_s = state.release_s
-        grace_s += release_s
         # Stores first: a master that is still there can tell their clients.
         waves = (
             [members]
@@ -886,13 +885,16 @@ class LocalGroup:
                         Stopped(name=member.name, role=member.role, pid=member.pid, how="had ended")
                     )
             killed = set(asked) if now else set()
-            remaining = wait_ended(asked, timeout_s=KILL_GRACE_S + release_s if now else grace_s)
-            if remaining and not now:
-                for identity in remaining:
+            remaining = wait_ended(asked, timeout_s=KILL_GRACE_S if now else grace_s)
+            for identity in remaining if not now else ():
+                if is_exiting(identity):
+                    tell(asked[identity].name, "has ended; the kernel frees its memory")
+                else:
                     tell(asked[identity].name, f"did not end within {grace_s:g} s: killed")
                     send_signal(identity, signal.SIGKILL)
-                killed.update(remaining)
-                remaining = wait_ended(remaining, timeout_s=KILL_GRACE_S + release_s)
+                    killed.add(identity)
+            if remaining:
+                remaining = wait_ended(remaining, timeout_s=(0 if now else KILL_GRACE_S) + state.release_s)
             for identity, member in asked.items():
                 if identity in remaining:
                     left.append(member)

@@ -23,6 +23,7 @@ from kvops.errors import ConfigError, ParseError, Refused
 from kvops.store.clock import boot_id
 
 PROC: Final = Path("/proc")
+_PF_EXITING: Final = 0x4
 _ENDED_STATES: Final = "ZXx"  # zombie, dead: proc_pid_stat(5)
 
 
@@ -76,6 +77,22 @@ def is_stopped(identity: ProcessIdentity) -> bool:
     """Whether a signal or a debugger holds it: it answers nothing until SIGCONT."""
     stat = _stat(identity.pid)
     return stat is not None and stat[0] in "Tt" and is_running(identity)
+
+
+def is_exiting(identity: ProcessIdentity) -> bool:
+    """
+    Whether it has begun to end and only the kernel still works for it, freeing its memory.
+
+    Source: proc_pid_stat(5) field 9; PF_EXITING of the kernel's sched.h.
+    """
+    try:
+        text = (PROC / str(identity.pid) / "stat").read_text(errors="replace")
+        state, started_ticks = parse_stat(text)
+        flags = int(text.rpartition(")")[2].split()[6])
+    except (OSError, ParseError, ValueError):
+        return False
+    ours = started_ticks == identity.started_ticks and identity.boot_id == boot_id()
+    return ours and (state in _ENDED_STATES or bool(flags & _PF_EXITING))
 
 
 def _open_pidfd(identity: ProcessIdentity) -> int | None:

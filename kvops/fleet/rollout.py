@@ -85,6 +85,8 @@ class Seen:
     """A group at one moment."""
 
     serving: frozenset[str]  # stores
+    masters: frozenset[str] = frozenset()
+    leader: str = ""  # "" when none is seen
     away: Mapping[str, str] = field(default_factory=dict)  # stores that do not serve, and their state
     held: frozenset[str] = frozenset()  # stores under a hold that is not this rollout's
     processes: Mapping[str, str] = field(default_factory=dict)  # of the members that run
@@ -102,6 +104,9 @@ class Operations(Protocol):
 
     def drain(self, names: Sequence[str], *, migrate: bool) -> None:
         """Let nobody be sent to these stores any more, and wait for their last readers."""
+
+    def step_down(self) -> None:
+        """Let another master lead, one that has everything."""
 
     def restart(self, names: Sequence[str]) -> None:
         """Stop these members, start them again, return when they are ready."""
@@ -130,11 +135,26 @@ def hit_ratio(before: Seen, now: Seen) -> float | None:
     return hits / lookups
 
 
-def batches(nodes: Sequence[NodeProgress], *, unavailable_max: int) -> list[list[NodeProgress]]:
-    """Stores first, so many at a time; then masters, one by one: while one is away the stores' clients are told."""
+def batches(
+    nodes: Sequence[NodeProgress], *, unavailable_max: int, leader: str = ""
+) -> list[list[NodeProgress]]:
+    """
+    Stores first, so many at a time; then masters one by one, who leads last; then what is neither, one by one.
+
+    Args:
+        nodes: What is left to do.
+        unavailable_max: How many stores may be away at once.
+        leader: The master that leads now.
+    """
     stores = [node for node in nodes if node.role == "store"]
-    masters = [[node] for node in nodes if node.role == "master"]
-    return [stores[at : at + unavailable_max] for at in range(0, len(stores), unavailable_max)] + masters
+    others = sorted(
+        (node for node in nodes if node.role != "store"),
+        key=lambda node: (node.role != "master", node.name == leader),  # stable: else they keep their order
+    )
+    return [
+        *(stores[at : at + unavailable_max] for at in range(0, len(stores), unavailable_max)),
+        *([node] for node in others),
+    ]
 
 
 def why_not(names: Sequence[str], seen: Seen, *, unavailable_max: int) -> Refused | None:
@@ -185,9 +205,11 @@ class Rollout:
         names: list[str] = []
         try:
             self._baseline()
-            for batch in batches(self.state.unfinished, unavailable_max=self._pace.unavailable_max):
+            while left := self.state.unfinished:
+                seen = self._do.look()
+                batch = batches(left, unavailable_max=self._pace.unavailable_max, leader=seen.leader)[0]
                 names = [node.name for node in batch]
-                self._walk(batch)
+                self._walk(batch, seen)
         except KvopsError as error:
             raise self._stopped(names, error) from error
         except BaseException as error:
@@ -223,10 +245,9 @@ class Rollout:
             ratio = hit_ratio(before, self._do.look())
         self._put(msgspec.structs.replace(self.state, ratio_before=ratio, objects_before=before.objects))
 
-    def _walk(self, batch: Sequence[NodeProgress]) -> None:
+    def _walk(self, batch: Sequence[NodeProgress], seen: Seen) -> None:
         began = self._clock()
         names = [node.name for node in batch]
-        seen = self._do.look()
         # Restarted already, when the one it was to replace is gone and another runs.
         behind = [
             node.name
@@ -256,6 +277,11 @@ class Rollout:
 
     def _replace(self, names: Sequence[str], stores: Sequence[str], seen: Seen) -> None:
         """Drain, stop and start them."""
+        if stores and not seen.leader:
+            raise Refused(
+                f"no master leads: {', '.join(stores)} cannot be drained",
+                fix="see kvops status, mend a master first",
+            )
         refused = why_not([n for n in names if n in stores], seen, unavailable_max=self._pace.unavailable_max)
         if refused is not None:
             raise refused
@@ -274,6 +300,9 @@ class Rollout:
             for name in serving:
                 self._tell(name, f"draining, {seen.objects_by_store.get(name, 0):,} objects")
             self._do.drain(serving, migrate=self.state.migrate)
+        if seen.leader in names and len(seen.masters) > 1:
+            self._tell(seen.leader, "leads: another master takes over first")
+            self._do.step_down()
         self._step(names, Step.RESTARTING)
         self._do.restart(names)
 
@@ -281,7 +310,7 @@ class Rollout:
         """Wait until the group does as well as before."""
         if self._pace.window_s <= 0 or self._pace.settle_s <= 0:
             return
-        deadline = self._clock() + self._pace.settle_s
+        deadline = self._clock() + self._pace.window_s + self._pace.settle_s
         tell_at = 0.0
         looks: deque[tuple[float, Seen]] = deque()
         while True:

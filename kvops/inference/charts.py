@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
@@ -36,6 +36,15 @@ class Marker:
     label: str  # a character or two
     title: str
     strong: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """A stretch of time that is shaded."""
+
+    begin: float
+    end: float
+    title: str
 
 
 def nice_step(span: float, *, count: int) -> float:
@@ -85,6 +94,23 @@ def stacked(
     return _chart(title, note, x, x_max, series, markers, shapes, ticks, unit="%", scale=100.0)
 
 
+def shares(
+    *,
+    title: str,
+    note: str,
+    x: Sequence[float],
+    x_max: float,
+    series: Sequence[Series],
+    markers: Sequence[Marker],
+    bands: Sequence[Band] = (),
+) -> str:
+    """Shares from 0 to 1, one line each on a plain axis; a line has a gap at None."""
+    places = [_percent(place, x_max) for place in x]
+    shapes = list(_polylines(places, series, lambda value: 100 - 100 * min(1.0, max(0.0, value))))
+    ticks = [(100 - share, f"{share} %") for share in (0, 25, 50, 75, 100)]
+    return _chart(title, note, x, x_max, series, markers, shapes, ticks, unit="%", scale=100.0, bands=bands)
+
+
 def lines(
     *,
     title: str,
@@ -94,6 +120,7 @@ def lines(
     x_max: float,
     series: Sequence[Series],
     markers: Sequence[Marker],
+    bands: Sequence[Band] = (),
 ) -> str:
     """Quantities above zero on a logarithmic axis; zeros lie on its floor, and a line has a gap at None."""
     positive = [value for one in series for value in one.values if value]
@@ -104,16 +131,21 @@ def lines(
         power = math.log10(value) if value > 0 else low
         return 100 - 100 * (power - low) / (high - low)
 
-    shapes = []
+    shapes = list(_polylines([_percent(place, x_max) for place in x], series, height))
+    every = 1 if high - low <= 5 else 2
+    ticks = [(height(10.0**power), f"{10.0**power:,g}") for power in range(low, high + 1, every)]
+    return _chart(title, note, x, x_max, series, markers, shapes, ticks, unit=unit, scale=1.0, bands=bands)
+
+
+def _polylines(
+    places: Sequence[float], series: Sequence[Series], height: Callable[[float], float]
+) -> Iterator[str]:
     for one in series:
-        for part in _runs([_percent(place, x_max) for place in x], one.values):
+        for part in _runs(places, one.values):
             # A point between two gaps is a line too short to be seen, were it not for its round ends.
             part = part * 2 if len(part) == 1 else part
             points = " ".join(f"{place:.2f},{height(value):.2f}" for place, value in part)
-            shapes.append(f'<polyline points="{points}" style="stroke:var({one.color})"/>')
-    every = 1 if high - low <= 5 else 2
-    ticks = [(height(10.0**power), f"{10.0**power:,g}") for power in range(low, high + 1, every)]
-    return _chart(title, note, x, x_max, series, markers, shapes, ticks, unit=unit, scale=1.0)
+            yield f'<polyline points="{points}" style="stroke:var({one.color})"/>'
 
 
 def _runs(places: Sequence[float], values: Sequence[float | None]) -> Iterator[list[tuple[float, float]]]:
@@ -145,7 +177,14 @@ def _chart(
     *,
     unit: str,
     scale: float,
+    bands: Sequence[Band] = (),
 ) -> str:
+    shade = "".join(
+        f'<rect x="{_percent(band.begin, x_max):.2f}" y="0" height="100"'
+        f' width="{_percent(band.end - band.begin, x_max):.2f}"><title>{escape(band.title)}</title></rect>'
+        for band in bands
+    )
+    shade = f'<g class="band">{shade}</g>' if shade else ""
     grid = "".join(f'<line x1="0" x2="100" y1="{top:.2f}" y2="{top:.2f}"/>' for top, _ in ticks)
     y_labels = "".join(f'<span style="top:{top:.2f}%">{escape(text)}</span>' for top, text in ticks)
     step = nice_step(x_max, count=X_LABELS_MAX)
@@ -176,7 +215,7 @@ def _chart(
         f'<figure class="chart"><figcaption><h3>{escape(title)}</h3><p>{escape(note)}</p></figcaption>'
         f'<ul class="legend">{legend}</ul>'
         f'<div class="frame"><div class="y">{y_labels}</div><div class="plot">'
-        f'<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true"><g class="grid">{grid}</g>'
+        f'<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">{shade}<g class="grid">{grid}</g>'
         f'{"".join(shapes)}</svg>{rules}{flags}</div><div class="x">{x_labels}</div></div>'
         f'<script type="application/json">{for_script(data)}</script></figure>'
     )

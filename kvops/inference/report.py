@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
-from importlib import resources
 from typing import Final
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from kvops import __version__
 from kvops.inference.charts import Marker, Series, lines, number, stacked
 from kvops.inference.outfile import whole_file
+from kvops.inference.page import page, table
 from kvops.inference.results import (
     DONE,
     Impact,
@@ -73,18 +73,7 @@ def render(result: ReplayResult, *, title: str) -> str:
         _parameters(result),
         f"<footer>kvops {escape(__version__)} · {escape(result.started_at)}</footer>",
     ]
-    head = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)} · kvops replay</title><style>{_asset('report.css')}</style></head>"
-        "<body><main>"
-    )
-    return f"{head}{''.join(body)}</main><script>{_asset('report.js')}</script></body></html>\n"
-
-
-def _asset(name: str) -> str:
-    return resources.files("kvops.inference").joinpath(name).read_text(encoding="utf-8")
+    return page(kind="kvops replay", title=title, body="".join(body))
 
 
 def _verdict(result: ReplayResult, hit: Impact | None) -> str:
@@ -170,7 +159,7 @@ def _phase_texts(one: Phase) -> dict[str, str]:
 
 def _impact(result: ReplayResult, hit: Impact) -> str:
     rows = phase_rows(hit.before, hit.after)
-    table = _table(["", "before", "after"], rows, numbers=(1, 2), narrow=True)
+    rows_of = table(["", "before", "after"], rows, numbers=(1, 2), narrow=True)
     text = recovery(hit)
     words = (
         "Blocked: a pool call came back after its deadline, or no answer at all. "
@@ -178,7 +167,7 @@ def _impact(result: ReplayResult, hit: Impact) -> str:
     )
     return (
         f"<section><h2>{escape(fault_name(hit.event))} after {number(hit.event.at_s)} s</h2>"
-        f"<p>{escape(text[0].upper() + text[1:])}. {words}</p>{table}</section>"
+        f"<p>{escape(text[0].upper() + text[1:])}. {words}</p>{rows_of}</section>"
     )
 
 
@@ -265,8 +254,8 @@ def _losses(result: ReplayResult) -> str:
         (reason, f"{tokens:,}", _share(tokens / total), WHY.get(reason, "the pool refused"))
         for reason, tokens in found.items()
     ]
-    table = _table(["reason", "tokens", "share", "meaning"], rows, numbers=(1, 2), stack=True)
-    return f"<section><h2>Losses</h2><p>Tokens computed before, and computed again.</p>{table}</section>"
+    rows_of = table(["reason", "tokens", "share", "meaning"], rows, numbers=(1, 2), stack=True)
+    return f"<section><h2>Losses</h2><p>Tokens computed before, and computed again.</p>{rows_of}</section>"
 
 
 def _parts(figures: dict[str, dict[str, float]]) -> str:
@@ -282,10 +271,10 @@ def _parts(figures: dict[str, dict[str, float]]) -> str:
         (text, *(number(figures[name][key]) for key in ("mean", "p50", "p99", "max")))
         for name, text in names.items()
     ]
-    table = _table(["ms", "mean", "median", "99 %", "max"], rows, numbers=(1, 2, 3, 4))
+    rows_of = table(["ms", "mean", "median", "99 %", "max"], rows, numbers=(1, 2, 3, 4))
     return (
         "<section><h2>Where the time went</h2><p>Look-up and read: of the requests that needed one.</p>"
-        f"{table}</section>"
+        f"{rows_of}</section>"
     )
 
 
@@ -312,10 +301,10 @@ def _events(events: Sequence[ReplayEvent], marked: Sequence[ReplayEvent]) -> str
         for one in shown[:EVENTS_SHOWN_MAX]
     ]
     head = ["", "at", "in the trace", "event", "subject", ""]
-    table = _table(head, rows, numbers=(1, 2), unbroken=(3, 4), stack=True)
+    rows_of = table(head, rows, numbers=(1, 2), unbroken=(3, 4), stack=True)
     left = len(shown) - EVENTS_SHOWN_MAX
     more = f"<p>… and {left:,} more.</p>" if left > 0 else ""
-    return f"<section><h2>Events</h2>{table}{more}</section>"
+    return f"<section><h2>Events</h2>{rows_of}{more}</section>"
 
 
 def _nodes(figures: dict[str, list[dict[str, str | int | float]]]) -> str:
@@ -323,48 +312,19 @@ def _nodes(figures: dict[str, list[dict[str, str | int | float]]]) -> str:
         (str(one["node"]), str(one["host"]), f"{one['requests']:,}", _share(float(one["gpu_busy_share"])))
         for one in figures["nodes"]
     ]
-    table = _table(["node", "host", "requests", "GPU busy"], rows, numbers=(2, 3), narrow=True)
+    rows_of = table(["node", "host", "requests", "GPU busy"], rows, numbers=(2, 3), narrow=True)
     return (
         "<section><h2>Nodes</h2>"
         "<p>GPU busy: modelled time over the trace's; above 100 % a queue only grows.</p>"
-        f"{table}</section>"
+        f"{rows_of}</section>"
     )
 
 
 def _parameters(result: ReplayResult) -> str:
-    table = _table(["", ""], list(result.parameters.items()))
+    rows_of = table(["", ""], list(result.parameters.items()))
     note = (
         "Bytes, look-ups, reads and writes are real. Pages are smaller than a real model's: reads say how "
         "this pool does on this machine, not how long a real page takes. GPU time follows "
         "kvops.inference.gpu_model."
     )
-    return f"<section><h2>What was replayed</h2>{table}<p>{note}</p></section>"
-
-
-def _table(
-    head: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    numbers: Sequence[int] = (),
-    unbroken: Sequence[int] = (),
-    narrow: bool = False,
-    stack: bool = False,
-) -> str:
-    """
-    A table; ``numbers`` and ``unbroken`` are columns that are right-aligned, or never broken.
-
-    With ``stack``, a row becomes lines with the columns' names before them on a screen too narrow for the table.
-    """
-
-    def cell(tag: str, index: int, text: str) -> str:
-        css = ' class="n"' if index in numbers else ' class="k"' if index in unbroken else ""
-        name = f' data-name="{escape(head[index])}"' if stack and tag == "td" and head[index] else ""
-        return f"<{tag}{css}{name}>{escape(text)}</{tag}>"
-
-    top = "".join(cell("th", index, text) for index, text in enumerate(head))
-    body = "".join(
-        "<tr>" + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>" for row in rows
-    )
-    first = f"<thead><tr>{top}</tr></thead>" if any(head) else ""
-    css = "scroll" + " narrow" * narrow + " stack" * stack
-    return f'<div class="{css}"><table>{first}<tbody>{body}</tbody></table></div>'
+    return f"<section><h2>What was replayed</h2>{rows_of}<p>{note}</p></section>"

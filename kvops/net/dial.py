@@ -13,25 +13,30 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvops.errors import AuthFailed, NotLeader, Unreachable
+from kvops.net.etcd_query import EtcdEndpoint, EtcdQuery
 from kvops.net.link import Address, Link, LinkState, Single
 
 REDIAL_S: Final = 0.05  # an address that refused is called again while others are silent
 ADDRESSES_MAX: Final = 16  # with those that masters name
 
 
-def dial(addresses: Sequence[Address], open_link: Callable[[Address], Link], *, deadline: float) -> Link:
+Target = Address | EtcdEndpoint
+"""Whom to call: a master, or etcd, which names one."""
+
+
+def dial(targets: Sequence[Target], open_link: Callable[[Address], Link], *, deadline: float) -> Link:
     """
     A ready link to whichever of these masters leads.
 
     Args:
-        addresses: Of the masters, at least one.
-        open_link: Begins a connection.
+        targets: The masters, or members of etcd, at least one.
+        open_link: Begins a connection to a master.
         deadline: On ``time.monotonic``.
 
     Raises:
         Unreachable: None of them leads, or none answered by the deadline. AuthFailed where a master says so.
     """
-    calling = _Calling(addresses, open_link)
+    calling = _Calling(targets, open_link)
     try:
         return calling.wait(deadline)
     finally:
@@ -39,11 +44,11 @@ def dial(addresses: Sequence[Address], open_link: Callable[[Address], Link], *, 
 
 
 class _Calling:
-    def __init__(self, addresses: Sequence[Address], open_link: Callable[[Address], Link]) -> None:
+    def __init__(self, targets: Sequence[Target], open_link: Callable[[Address], Link]) -> None:
         self._open_link = open_link
-        self._links: dict[int, Link] = {}  # by descriptor
-        self._due: dict[Address, float] = dict.fromkeys(addresses, 0.0)  # to be called, and when
-        self._known = set(addresses)
+        self._links: dict[int, Link | EtcdQuery] = {}  # by descriptor
+        self._due: dict[Target, float] = dict.fromkeys(targets, 0.0)  # to be called, and when
+        self._known: set[Target] = set(targets)
         self._trouble: Unreachable | None = None
         self._receiver = Single()
 
@@ -52,9 +57,9 @@ class _Calling:
             now = time.monotonic()
             if now >= deadline:
                 break
-            for address in [address for address, due in self._due.items() if due <= now]:
-                del self._due[address]
-                self._call(address)
+            for target in [target for target, due in self._due.items() if due <= now]:
+                del self._due[target]
+                self._call(target)
             if not self._links and all(due > 0 for due in self._due.values()):
                 break  # everybody has been asked, and nobody is left who might still answer
             found = self._poll(min(deadline, *self._due.values(), deadline) - now)
@@ -65,11 +70,12 @@ class _Calling:
             raise self._trouble
         raise Unreachable(f"no master answered in time ({names})", fix="check that they run: kvops status")
 
-    def _call(self, address: Address) -> None:
+    def _call(self, target: Target) -> None:
+        link: Link | EtcdQuery
         try:
-            link = self._open_link(address)
+            link = EtcdQuery(target) if isinstance(target, EtcdEndpoint) else self._open_link(target)
         except Unreachable as error:
-            self._failed(address, error)
+            self._failed(target, error)
         else:
             self._links[link.fileno()] = link
 
@@ -87,15 +93,18 @@ class _Calling:
                 del self._links[descriptor]
                 self._failed(link.address, error)
                 continue
-            if link.state is LinkState.READY:
-                return self._links.pop(descriptor)
+            if isinstance(link, Link) and link.state is LinkState.READY:
+                del self._links[descriptor]
+                return link
         return None
 
-    def _failed(self, address: Address, error: Unreachable) -> None:
-        # That another one leads says more than that somebody is silent.
-        if self._trouble is None or not isinstance(self._trouble, NotLeader):
+    def _failed(self, target: Target, error: Unreachable) -> None:
+        # That another one leads says more than that somebody is silent; what etcd names is no trouble at all.
+        if not isinstance(self._trouble, NotLeader) and not (
+            isinstance(error, NotLeader) and isinstance(target, EtcdEndpoint)
+        ):
             self._trouble = error
-        self._due[address] = time.monotonic() + REDIAL_S
+        self._due[target] = time.monotonic() + REDIAL_S
         leader = error.leader if isinstance(error, NotLeader) else None
         if leader:
             named = Address.parse(leader)

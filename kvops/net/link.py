@@ -154,7 +154,9 @@ class Link:
         """What to poll for."""
         if self.state is LinkState.CONNECTING:
             return select.POLLOUT
-        return select.POLLIN | (select.POLLOUT if self._out or self._feed is not None else 0)
+        # A feed begins once the peer is known: until then a writable socket would only keep the loop spinning.
+        feeding = self._feed is not None and self.state is LinkState.READY
+        return select.POLLIN | (select.POLLOUT if self._out or feeding else 0)
 
     def send(self, *buffers: bytes | memoryview) -> None:
         """Queue bytes; they leave with the next ``advance`` that finds the socket writable."""

@@ -61,6 +61,7 @@ class Kind(IntEnum):
     VIEW = 30
     REPORT = 32
     STAT = 34
+    MOVE_START = 36
 
     # Store → master, and the master's commands back on the same connection.
     MOUNT = 64
@@ -69,6 +70,8 @@ class Kind(IntEnum):
     FREE = 70
     UNMOUNT = 72
     LEAVE = 74
+    MIGRATE = 76
+    MIGRATED = 78
 
     # Standby → leader, and the leader's operations back on the same connection.
     JOIN = 80

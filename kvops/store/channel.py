@@ -12,7 +12,8 @@ from typing import Final
 from kvops.errors import Unreachable, WireError
 from kvops.limits import CONNECT_TIMEOUT_MS
 from kvops.net.auth import Hello
-from kvops.net.dial import dial
+from kvops.net.dial import Target, dial
+from kvops.net.etcd_query import EtcdEndpoint
 from kvops.net.link import Address, Link, LinkState, call, establish
 from kvops.net.spin import Spin
 from kvops.net.wire import Kind
@@ -90,9 +91,9 @@ class Idle:
 class MasterChannel:
     """Requests to the master, bounded by their deadline and by a breaker."""
 
-    def __init__(self, addresses: Sequence[Address], identity: Identity) -> None:
+    def __init__(self, addresses: Sequence[Target], identity: Identity) -> None:
         self.addresses = tuple(addresses)
-        several = len(self.addresses) > 1
+        several = len(self.addresses) > 1 or isinstance(self.addresses[0], EtcdEndpoint)
         # Where another master may take over, look for it often.
         self.breaker = (
             Breaker(rng=random.Random(), open_ms_first=FAILOVER_OPEN_MS, open_ms_max=FAILOVER_OPEN_MS_MAX)

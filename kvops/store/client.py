@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvops.errors import ClosedPool, Unreachable, UsageError, WireError, WrongBuffer
 from kvops.files import default_state_dir, read_secret
@@ -35,7 +36,9 @@ from kvops.limits import (
 )
 from kvops.net import wire
 from kvops.net.auth import Hello
-from kvops.net.link import Address, LinkState, call
+from kvops.net.dial import Target
+from kvops.net.etcd_query import parse_masters
+from kvops.net.link import LinkState, call
 from kvops.net.wire import Kind, decode
 from kvops.store import messages as m
 from kvops.store.breaker import Failure, RetryBudget
@@ -54,6 +57,7 @@ from kvops.transfer.stream import ReadJob, WriteJob
 
 DEADLINE_MS_DEFAULT: Final = 200
 STALLED_S: Final = 0.1  # a store that moved nothing for this long before the deadline is counted as hung
+STAT_KEYS: Final = 1_024  # a request
 END_RESERVE_S: Final = 0.02  # of a put's time is kept for telling the master
 TRANSPORTS: Final = ("shm", "tcp")
 CURSOR_DIGITS_MAX: Final = 15  # of a place in a segment
@@ -66,7 +70,7 @@ class Pool:
 
     def __init__(
         self,
-        addresses: Sequence[Address],
+        addresses: Sequence[Target],
         identity: Identity,
         *,
         namespace: bytes,
@@ -445,12 +449,21 @@ class Pool:
     ) -> list[Outcome]:
         if self._group_open:
             return self._all(len(keys), Reason.BREAKER_OPEN)
-        plan = PutPlan(self._namespace, keys, texts, views, self._digests(keys), options, depths, part=part)
+        return self._carry_out(
+            PutPlan(self._namespace, keys, texts, views, self._digests(keys), options, depths, part=part),
+            deadline,
+        )
+
+    def carry_out(self, plan: PutPlan, *, deadline_ms: int) -> list[Outcome]:
+        """A put of which the caller has made the plan: for a store that moves what it holds."""
+        return self._carry_out(plan, self._begin(deadline_ms))
+
+    def _carry_out(self, plan: PutPlan, deadline: float) -> list[Outcome]:
         try:
-            epoch, store_ids = plan.started(self._ask(Kind.PUT_START, plan.start_body(), deadline))
+            epoch, store_ids = plan.started(self._ask(plan.start_kind, plan.start_body(), deadline))
             self._know_stores(epoch, store_ids, deadline)
         except Trouble as trouble:
-            return self._all(len(keys), trouble.reason)
+            return self._all(len(plan.outcomes), trouble.reason)
         self._write_groups(plan.groups(self._route), deadline - END_RESERVE_S)
         rows = plan.end_body()
         if rows:
@@ -531,6 +544,20 @@ class Pool:
             "hard_pin": bool(flags & ObjectFlag.HARD_PIN),
             "parts": bool(flags & ObjectFlag.PARTS),
         }
+
+    def stat_rows(self, digests: bytes, *, deadline_ms: int | None = None) -> NDArray[np.void]:
+        """
+        STAT_ROW of index digests, 16 B each end to end; takes no lease.
+
+        Raises:
+            Unreachable: The master did not answer in time.
+        """
+        deadline = self._begin(deadline_ms)
+        parts = [
+            np.frombuffer(self._ask_or_raise(Kind.STAT, frame, deadline), m.STAT_ROW)
+            for frame in _frames(digests, STAT_KEYS * DIGEST_BYTES)
+        ]
+        return np.concatenate([np.empty(0, m.STAT_ROW), *parts])
 
     def ls(
         self,
@@ -804,7 +831,7 @@ def connect(
     A pool's client; returns at once, with or without a master.
 
     Args:
-        masters: ``host:port``, the path of a Unix socket, or a list of such.
+        masters: ``host:port``, the path of a Unix socket, ``etcd://host:port,host:port/group``, or a list of such.
         deadline_ms: Of calls that name none.
         secret_file: The group's secret; by default that of the local group of that name.
         group: Name of the group; a master of another one refuses.
@@ -830,10 +857,7 @@ def connect(
         raise UsageError(f"a namespace of {len(namespace)} B", fix="pass what namespace_digest() returned")
     if numa_node < 0:
         raise UsageError(f"NUMA node {numa_node}", fix="count from 0")
-    try:
-        addresses = [Address.parse(text) for text in listed]
-    except Unreachable as error:
-        raise UsageError(error.what, fix=error.fix) from None
+    addresses = parse_masters(listed)
     secret = read_secret(Path(secret_file) if secret_file is not None else local_secret(group))
     hello = Hello(
         role="client",

@@ -16,6 +16,7 @@ import numpy as np
 
 from kvops.errors import UsageError
 from kvops.limits import DEPTH_MAX, DIGEST_BYTES
+from kvops.net.wire import Kind
 from kvops.store import messages as m
 from kvops.store.keys import key_digest
 from kvops.store.messages import PutStatus
@@ -258,8 +259,10 @@ class PutPlan:
         self._grants: list[_Grant] = []
         self._ends: list[_Grant] = []
 
+    start_kind = Kind.PUT_START
+
     def start_body(self) -> bytes:
-        """The PUT_START body."""
+        """The body of its first request, a ``start_kind``."""
         options = self._options
         rows = np.zeros(len(self._keys), m.PUT_ROW)
         rows["digest"] = np.frombuffer(self._digests, np.uint64).reshape(-1, 2)
@@ -284,28 +287,30 @@ class PutPlan:
             if status != PutStatus.GRANTED:
                 continue
             grant = _Grant(index)
-            at = index * DIGEST_BYTES
-            for generation, offset, size, store, flags in rows[index * replicas : (index + 1) * replicas]:
-                if not store:
-                    continue
-                piece = WriteSlice(
-                    store,
-                    self._digests[at : at + DIGEST_BYTES],
-                    key_digest(self._namespace, self._keys[index]),
-                    self._texts[index],
-                    generation,
-                    offset,
-                    size,
-                    chunk_of(flags),
-                    self._depths[index],
-                    self._options.tenant,
-                    flags,
-                    self._part[0] if self._part else 0,
-                    self._views[index],
-                )
-                grant.slices.append(piece)
+            for row in rows[index * replicas : (index + 1) * replicas]:
+                if row[3]:
+                    grant.slices.append(self._slice(index, row))
             self._grants.append(grant)
         return epoch, {piece.store for grant in self._grants for piece in grant.slices}
+
+    def _slice(self, index: int, row: tuple[int, int, int, int, int]) -> WriteSlice:
+        """What goes to one location."""
+        generation, offset, size, store, flags = row
+        return WriteSlice(
+            store,
+            self._digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES],
+            key_digest(self._namespace, self._keys[index]),
+            self._texts[index],
+            generation,
+            offset,
+            size,
+            chunk_of(flags),
+            self._depths[index],
+            self._options.tenant,
+            flags,
+            self._part[0] if self._part else 0,
+            self._views[index],
+        )
 
     def groups(self, route: Route) -> dict[int, list[WriteSlice]]:
         """What to write, by store id."""

@@ -16,6 +16,7 @@ import msgspec
 from kvops.errors import UsageError
 from kvops.files import dump_yaml, load_yaml, parse_yaml, read_secret, write_private, write_yaml
 from kvops.limits import ETCD_TTL_S_MAX, MIB
+from kvops.net.etcd_query import parse_masters
 from kvops.store.model import PlacementPolicy
 from kvops.store.topology import HUGE_PAGE_BYTES
 
@@ -117,6 +118,8 @@ class MasterConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fie
     placement: PlacementPolicy = PlacementPolicy.LOCAL_FIRST
     eviction_high_watermark: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95  # share of the pool
     eviction_low_watermark: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.93
+    # A store that joins empty takes at most twice its share of new objects for this long; 0: all it can.
+    ramp_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] = 60_000
     objects_max: Annotated[int, msgspec.Meta(ge=1, le=1 << 28)] = 16_000_000  # slots are 28-bit in the index
     etcd: list[str] = []  # host:port; with them the master is one of several, and etcd says which one leads
     etcd_ttl_s: Annotated[int, msgspec.Meta(ge=1, le=ETCD_TTL_S_MAX)] = 2  # of the leader's lease
@@ -150,11 +153,13 @@ class StoreConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     name: Name = "store-0"
     host: Name = "host-0"  # logical: placement and failure domains go by it
     numa_node: Annotated[int, msgspec.Meta(ge=0, le=1023)] = 0
-    masters: list[str]  # wire addresses, host:port
+    masters: list[str]  # wire addresses, host:port; or etcd://host:port,host:port/group
     segment_size_bytes: Annotated[int, msgspec.Meta(ge=SEGMENT_SIZE_BYTES_MIN, le=SEGMENT_SIZE_BYTES_MAX)] = (
         1 << 30
     )
     transports: list[str] = msgspec.field(default_factory=lambda: list(TRANSPORTS))
+    # What a stopping store gives its readers and its master.
+    stop_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=600_000)] = 5_000
     numa_bind: bool = False  # run on numa_node's CPUs, with memory from there alone
     huge_page_bytes: int = 0  # 0: the kernel's usual pages
 
@@ -163,11 +168,10 @@ class StoreConfig(_ProcessConfig, frozen=True, kw_only=True, forbid_unknown_fiel
         _ProcessConfig.__post_init__(self)
         if not self.masters:
             raise ValueError("masters: name at least one")
-        for address in self.masters:
-            try:
-                split_address(address)
-            except UsageError as error:
-                raise ValueError(f"masters: {error.what}") from None
+        try:
+            parse_masters(self.masters)
+        except UsageError as error:
+            raise ValueError(f"masters: {error.what}") from None
         if self.segment_size_bytes % SEGMENT_ALIGN_BYTES:
             raise ValueError(f"segment_size_bytes: not a multiple of {SEGMENT_ALIGN_BYTES}")
         if self.huge_page_bytes not in (0, *HUGE_PAGE_BYTES):

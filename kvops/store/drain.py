@@ -47,7 +47,7 @@ from kvops.store.objects import Objects
 from kvops.store.puts import Put, PutTable
 from kvops.store.stores import SERVING, Store, StoreTable
 
-SWEEP_OBJECTS: Final = 64  # a slice; each is dropped by itself, about 3 µs
+SWEEP_OBJECTS: Final = 128  # a slice; each is dropped by itself, about 3 µs
 SWEEP_SLOTS: Final = 4_096  # … looked at
 COUNT_SLOTS: Final = 16_384
 REVOKE_PUTS: Final = 64
@@ -103,8 +103,10 @@ class Sweeper:
         objects: The index and what stands beside it.
         stores: The store table.
         puts: Puts under way.
-        drop: Takes objects out of the index and has their memory cleared.
+        drop: Takes objects that lie on one store alone out of the index, and has their memory cleared: store,
+            slots, now_ms.
         unindex: Takes objects out of the index whose memory is gone.
+        unplace: Forgets one of an object's replicas: store, slot.
         release: Has one replica's memory cleared: store, slot, now_ms.
         revoke: Takes one store's replica from a put: put, store, now_ms.
         done: Told when a sweep has ended.
@@ -117,8 +119,9 @@ class Sweeper:
         stores: StoreTable,
         puts: PutTable,
         *,
-        drop: Callable[[Slots, int], None],
+        drop: Callable[[Store, Slots, int], None],
         unindex: Callable[[Slots], object],
+        unplace: Callable[[Store, int], None],
         release: Callable[[Store, int, int], None],
         revoke: Callable[[Put, Store, int], None],
         done: Callable[[Sweep, int], None],
@@ -127,10 +130,11 @@ class Sweeper:
         self.swept_total = 0
         self._objects, self._stores, self._puts = objects, stores, puts
         self._drop, self._unindex, self._release = drop, unindex, release
+        self._unplace = unplace
         self._revoke, self._done, self._requests = revoke, done, requests
         self._active: deque[Sweep] = deque()
         self._waiting: list[Sweep] = []  # for leases, or for an announcement
-        self._last_ms = -1
+        self._last_ms = -BUSY_INTERVAL_MS
         self._asked = -1
 
     def begin(self, sweep: Sweep) -> None:
@@ -223,11 +227,11 @@ class Sweeper:
             else:
                 if sweep.gives_back:
                     self._release(store, slot, now_ms)
-                self._objects.drop_places(slot, store.id)
+                self._unplace(store, slot)
         dead = slots[last & (slots != 0)]
         if len(dead):
             if sweep.gives_back:
-                self._drop(dead, now_ms)
+                self._drop(store, dead, now_ms)
             else:
                 self._unindex(dead)  # no memory comes back: it is lost, or given anew
             self.swept_total += len(dead)
@@ -262,9 +266,12 @@ class _Progress:
     """What a hold's stores have come to, by name; survives their mounts."""
 
     sweeps: dict[str, Sweep] = field(default_factory=dict)
+    objects_at_call: int = 0
+    bytes_at_call: int = 0
     migrated: int = 0
     migrated_bytes: int = 0
     unmoved: int = 0
+    finished: set[str] = field(default_factory=set)  # stores that have copied all they could
 
 
 class Holds:
@@ -466,6 +473,9 @@ class Holds:
                 self._enter(hold)
             self._remember(changed)
             for hold in changed:
+                progress = self._progress[hold.target]
+                progress.objects_at_call = sum(store.objects for store in self._mounted(hold))
+                progress.bytes_at_call = sum(map(_used_bytes, self._mounted(hold)))
                 verb = "cordoned" if hold.kind is HoldKind.CORDON else "drained"
                 self._event(
                     now_ms, f"hold.{verb}", hold.target, number=hold.number, reason=reason, owner=owner
@@ -613,9 +623,13 @@ class Holds:
         return HoldInfo(
             **fields,
             stores=[store.mount.name for store in stores],
-            objects_at_call=sum(sweep.objects_at_call for sweep in sweeps) if sweeps else objects,
+            objects_at_call=(
+                progress.objects_at_call or sum(sweep.objects_at_call for sweep in sweeps) or objects
+            ),
             bytes_at_call=(
-                sum(sweep.bytes_at_call for sweep in sweeps) if sweeps else sum(map(_used_bytes, stores))
+                progress.bytes_at_call
+                or sum(sweep.bytes_at_call for sweep in sweeps)
+                or sum(map(_used_bytes, stores))
             ),
             leases_left_ms=max(0, *waiting, 0),
             swept=sum(sweep.swept for sweep in sweeps),
@@ -629,6 +643,36 @@ class Holds:
     def _would(self, hold: Hold, now_ms: int) -> HoldInfo:
         info = self.info(hold, now_ms=now_ms)
         return msgspec.structs.replace(info, leases_left_ms=max(0, self._leases_end_ms(now_ms) - now_ms))
+
+    # Migration: done by the stores themselves, which ask for a new place object by object.
+
+    def migrating(self, store: Store) -> Hold | None:
+        """The hold for which a store is to copy its objects elsewhere."""
+        if not self._by_target:
+            return None
+        return next((hold for hold in self._of(store) if hold.state is HoldState.MIGRATING), None)
+
+    def moved(self, store: Store, size_bytes: int) -> None:
+        """An object of a store has become readable elsewhere in its place."""
+        for hold in self._of(store):
+            if hold.migrate:
+                self._progress[hold.target].migrated += 1
+                self._progress[hold.target].migrated_bytes += size_bytes
+
+    def migrated(self, store: Store, *, number: int, unmoved: int, now_ms: int) -> None:
+        """A store has copied what it could; once all stores of a hold have, the drain proper begins."""
+        for hold in self._of(store):
+            progress = self._progress[hold.target]
+            name = store.mount.name
+            if hold.state is not HoldState.MIGRATING or hold.number != number or name in progress.finished:
+                continue
+            progress.finished.add(name)
+            progress.unmoved += unmoved
+            if all(one.mount.name in progress.finished for one in self._mounted(hold)):
+                self._move(hold, HoldState.DRAINING, now_ms)
+                for one in self._mounted(hold):
+                    self._apply(one, now_ms)
+                self._advance(now_ms)
 
     # What happens to stores.
 

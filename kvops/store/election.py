@@ -226,7 +226,7 @@ class Election:
             return self._not_before_ms
         if self.role is Role.LEADER:
             return self._next_leader(now_ms, ticked_ms)
-        return self._next_standby(now_ms)
+        return self._next_standby(now_ms, ticked_ms)
 
     def _next_leader(self, now_ms: int, ticked_ms: int) -> Op | int:
         due = self._renewed_ms + self._ttl_ms // RENEWALS_PER_TTL
@@ -241,7 +241,7 @@ class Election:
             return Publish(self.claim, self._lease)
         return max(due, now_ms + 1)
 
-    def _next_standby(self, now_ms: int) -> Op | int:
+    def _next_standby(self, now_ms: int, ticked_ms: int) -> Op | int:
         if self._stale_leases:
             return Revoke(self._stale_leases[-1])
         if now_ms - self._looked_ms >= POLL_MS:
@@ -250,7 +250,7 @@ class Election:
             term = max(self.seen.term, self._term_min) + 1
             claim = msgspec.structs.replace(self._claim, term=term)
             return Campaign(self._lease, claim, Members(term=term, names=[claim.name]), self.seen)
-        if self._may_campaign(now_ms):
+        if self._may_campaign(now_ms) and now_ms - ticked_ms < LOOP_SILENCE_MS_MAX:
             return Grant(self._ttl_s)
         return self._looked_ms + POLL_MS
 

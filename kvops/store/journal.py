@@ -60,6 +60,7 @@ class Kind(IntEnum):
     OVERRUN = 5  # batches before this one are missing: the disk was too slow, or failed
     SNAPSHOT_END = 6  # a SnapshotEnd: a snapshot without it is not whole
     EXPIRES = 7  # rows of EXPIRES_ROW: until when those objects are readable that have a TTL
+    LESS = 9  # rows of LESS_ROW: replicas that are gone, of objects that have others
     HOLDS = 8  # a list of Hold: set or changed together; "lifted" ends one
 
 
@@ -74,6 +75,7 @@ COMPLETE_ROW: Final = np.dtype(
     [("digest", "<u8", (2,)), ("location", LOCATION), ("chunk", "<u4"), ("depth", "<u2"), ("tenant", "<u2")]
 )
 GONE_ROW: Final = np.dtype([("digest", "<u8", (2,)), ("generation", "<u8")])
+LESS_ROW: Final = np.dtype([("digest", "<u8", (2,)), ("generation", "<u8"), ("store", "<u8")])
 EXPIRES_ROW: Final = np.dtype([("generation", "<u8"), ("when_ms", "<u8")])  # on CLOCK_BOOTTIME
 COMPLETE: Final = Struct("<16sQQIHHIHH")  # the same as COMPLETE_ROW, for one row
 assert (COMPLETE_ROW.itemsize, COMPLETE.size, GONE_ROW.itemsize) == (48, 48, 24)
@@ -83,6 +85,7 @@ ROWS: Final[dict[int, np.dtype[Any]]] = {
     Kind.COMPLETE: COMPLETE_ROW,
     Kind.GONE: GONE_ROW,
     Kind.EXPIRES: EXPIRES_ROW,
+    Kind.LESS: LESS_ROW,
 }
 
 
@@ -315,6 +318,7 @@ def recover_state(directory: Path) -> Recovery:
     stores: dict[int, StoreInfo] = {}
     notes: list[dict[str, Any]] = []
     holds: dict[str, Hold] = {}
+    less: set[tuple[int, int]] = set()  # generation and store of replicas that are gone
     count = 0  # of COMPLETE rows
     ends: dict[int, int] = {}  # store id → how many of these are of stores that had the id before
     next_sequence, whole = 0, True
@@ -328,6 +332,8 @@ def recover_state(directory: Path) -> Recovery:
                 gone.append(_whole_rows(batch))
             elif batch.kind == Kind.EXPIRES:
                 expires.update(np.frombuffer(_whole_rows(batch), EXPIRES_ROW).tolist())
+            elif batch.kind == Kind.LESS:
+                less.update((row[1], row[2]) for row in np.frombuffer(_whole_rows(batch), LESS_ROW).tolist())
             elif batch.kind == Kind.STORE:
                 store = batch.store()
                 if store.state == "gone" or stores.get(store.id, store).incarnation != store.incarnation:
@@ -361,7 +367,7 @@ def recover_state(directory: Path) -> Recovery:
         end[list(ends)] = list(ends.values())
         rows = _pick(rows, np.arange(len(rows)) >= end[rows["location"]["store"]])
     mounted = {id: store for id, store in stores.items() if store.state != "gone"}
-    rows = live_rows(rows, lost)
+    rows = without_replicas(live_rows(rows, lost), less)
     rows = _pick(rows, np.isin(rows["location"]["store"], np.fromiter(mounted, np.uint16, len(mounted))))
     if expires:
         generations = rows["location"]["generation"]
@@ -411,6 +417,18 @@ def live_rows(complete: Rows, gone: Rows) -> Rows:
         at = np.minimum(np.searchsorted(dead, generation), len(dead) - 1)
         keep &= dead[at] != generation
     return _pick(complete, keep)
+
+
+def without_replicas(rows: Rows, less: set[tuple[int, int]]) -> Rows:
+    """COMPLETE_ROW rows but for those of a generation and a store that ``less`` names."""
+    if not less:
+        return rows
+    of_some = np.isin(rows["location"]["generation"], np.array([one for one, _ in less], np.uint64))
+    keep = np.ones(len(rows), bool)
+    for at in np.flatnonzero(of_some).tolist():
+        place = (int(rows["location"]["generation"][at]), int(rows["location"]["store"][at]))
+        keep[at] = place not in less
+    return _pick(rows, keep)
 
 
 def _whole_rows(batch: Batch) -> bytes:

@@ -433,6 +433,7 @@ class Master:
                 eviction_high_watermark=self.config.eviction_high_watermark,
                 eviction_low_watermark=self.config.eviction_low_watermark,
                 objects_max=self.config.objects_max,
+                ramp_ms=self.config.ramp_ms,
                 seed=int.from_bytes(os.urandom(4), "little"),
             ),
             term=term,
@@ -788,7 +789,7 @@ class Master:
             pid=os.getpid(),
             address=self._addresses.get("listen", ""),
             role="leader" if self._coordinator is None or self._replication is not None else "standby",
-            term=core.term if self._follower is None else self._follower.term,
+            term=self._term(),
             uptime_s=time.monotonic() - self._started,
             placement=self.config.placement,
             objects=len(core.index),
@@ -804,6 +805,9 @@ class Master:
             holds=core.holds.every(now_ms=boot_ms()),
             **self._standing(),
         )
+
+    def _term(self) -> int:
+        return self.core.term if self._follower is None else self._follower.term
 
     def _standing(self) -> dict[str, Any]:
         """What a master among several says of itself beside that."""
@@ -954,7 +958,17 @@ class Master:
             return Reading(name=name, help=text, read=read, kind="counter")
 
         return [
-            Reading(name="kvops_master_term", help="Term of this master.", read=lambda: core().term),
+            Reading(name="kvops_master_term", help="Term of this master.", read=self._term),
+            Reading(
+                name="kvops_master_standbys",
+                help="In the in-sync set, as far as a leader knows.",
+                read=lambda: float(len(self._members()) - 1) if self._replication is not None else 0.0,
+            ),
+            Reading(
+                name="kvops_master_leads",
+                help="Whether it leads: 1, or 0 for a standby.",
+                read=lambda: float(boot_ms() < self.lease_until_ms),
+            ),
             Reading(name="kvops_master_objects", help="Readable objects.", read=lambda: len(core().index)),
             Reading(name="kvops_master_processing", help="Puts under way.", read=lambda: len(core().puts)),
             Reading(

@@ -35,6 +35,7 @@ from kvops.limits import (
     PUT_TTL_MS,
     PUTS_PER_FRAME_MAX,
     REPLICAS_MAX,
+    STORE_SILENT_MS,
     STORE_TTL_MS,
 )
 from kvops.net import wire
@@ -45,7 +46,7 @@ from kvops.store.allocator import SEGMENT_BYTES_MAX
 from kvops.store.breaker import REPORT_HOSTS_MIN, REPORT_WINDOW_MS, BreakerState, GroupBreaker
 from kvops.store.drain import Cause, Holds, Sweep, Sweeper
 from kvops.store.eviction import Evictor
-from kvops.store.journal import COMPLETE, COMPLETE_ROW, EXPIRES_ROW, GONE_ROW, Recovery
+from kvops.store.journal import COMPLETE, COMPLETE_ROW, EXPIRES_ROW, GONE_ROW, LESS_ROW, Recovery
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.lease import LeaseTable
 from kvops.store.messages import PutStatus, RemoveStatus
@@ -68,7 +69,7 @@ from kvops.store.model import (
     chunks_of,
 )
 from kvops.store.objects import Objects, Place
-from kvops.store.placement import Candidate, Placement, Writer, choose
+from kvops.store.placement import RAMP_MS, Candidate, Placement, Ramp, Writer, choose
 from kvops.store.puts import Put, PutTable
 from kvops.store.stores import SERVING, Store, StoreTable
 from kvops.transfer.layout import footprint_bytes
@@ -157,6 +158,7 @@ class MasterSettings:
     eviction_high_watermark: float = 0.95
     eviction_low_watermark: float = 0.93
     objects_max: int = 16_000_000
+    ramp_ms: int = RAMP_MS
     seed: int = 0
 
 
@@ -178,6 +180,7 @@ class MasterCore:
         self._leases = LeaseTable(self.index.touched_ms)
         self._evictor = Evictor(self.index, seed=settings.seed)
         self._placement = Placement(settings.placement, seed=settings.seed)
+        self._ramp = Ramp(ramp_ms=settings.ramp_ms)
         self._candidates: tuple[int, list[Candidate]] = (0, [])
         self._sequence = 0
         self._conns: dict[int, _Conn] = {}
@@ -190,8 +193,9 @@ class MasterCore:
             self.objects,
             self.stores,
             self.puts,
-            drop=lambda slots, now: self._drop(slots, now_ms=now),
+            drop=self._drop_from,
             unindex=self._unindex,
+            unplace=self._unplace,
             release=self._release_replica,
             revoke=self._take_place,
             done=self._swept,
@@ -211,9 +215,10 @@ class MasterCore:
         self._started_ms = now_ms
         self._pressure_bytes = 0  # a put found no room for this much: evict, whatever the watermark says
         self._evicting = False
-        self._evict_from_ms = now_ms  # a new leader waits for the leases of the one before
+        self._earlier_leases_end_ms = now_ms  # a new leader waits for the leases of the one before
         self._left: list[tuple[StoreId, int, int]] = []  # memory that those may lie on
         self._ticked_ms = now_ms
+        self._paused_ms = 0
         self._last_evict_ms = now_ms
 
     # Connections.
@@ -227,7 +232,7 @@ class MasterCore:
         peer = self._conns.pop(conn, None)
         if peer is None:
             return
-        self._orphans += [(now_ms, put) for put in self.puts.leave(conn)]
+        self._orphans += [(self._awake_ms(now_ms), put) for put in self.puts.leave(conn)]
         store = peer.store
         if store is not None and store.conn == conn:
             store.conn = 0
@@ -269,6 +274,8 @@ class MasterCore:
         match kind:
             case Kind.PUT_START:
                 return self._put_start(conn, peer.writer, body, now_ms=now_ms)
+            case Kind.MOVE_START:
+                return self._move_start(conn, peer.hello, body, now_ms=now_ms)
             case Kind.PUT_END:
                 return self._put_end(conn, body, now_ms=now_ms)
             case Kind.PUT_REVOKE:
@@ -289,6 +296,9 @@ class MasterCore:
                 return self._announce(self._store_of(peer), body, now_ms=now_ms)
             case Kind.BEAT:
                 return self._beat(peer, decode(body, m.Beat), now_ms=now_ms)
+            case Kind.MIGRATED:
+                self._migrated(self._store_of(peer), body, now_ms=now_ms)
+                return b""
             case Kind.LEAVE:
                 return self._leave(self._store_of(peer), now_ms=now_ms)
             case Kind.UNMOUNT:
@@ -371,7 +381,8 @@ class MasterCore:
                 put = self._without_drained(put, now_ms=now_ms)
             joins = put is not None and flags & put.flags & ObjectFlag.PARTS and put.size == sizes[row]
             if put is not None and (
-                now_ms - put.started_ms >= PUT_TTL_MS or not (put.writers or joins)  # a dead writer's
+                self._awake_ms(now_ms) - put.started_ms >= PUT_TTL_MS
+                or not (put.writers or joins)  # a dead writer's
             ):
                 self._preempt(put, now_ms=now_ms)
                 put = None
@@ -379,7 +390,9 @@ class MasterCore:
                 if random:
                     order = self._placement.order(writer, self._ready(), epoch=self.stores.epoch)
                 size, depth = sizes[row], depths[row]
-                made = self._start(digest, size, order, replicas, flags, tenant, depth, ttl_ms, now_ms=now_ms)
+                made = self._start(
+                    digest, size, writer, order, replicas, flags, tenant, depth, ttl_ms, now_ms=now_ms
+                )
                 if not isinstance(made, Put):
                     status[row] = made
                     continue
@@ -400,6 +413,7 @@ class MasterCore:
         self,
         digest: bytes,
         size: int,
+        writer: Writer,
         order: Sequence[Candidate],
         replicas: int,
         flags: int,
@@ -408,22 +422,100 @@ class MasterCore:
         ttl_ms: int,
         *,
         now_ms: int,
+        presses: bool = True,
     ) -> Put | PutStatus:
-        """Give a new put its memory, or say why not."""
+        """Give a new put its memory, or say why not; one that ``presses`` has others evicted for the next try."""
         if not 0 < size <= OBJECT_BYTES_MAX or len(self.puts) >= PROCESSING_MAX:
             return PutStatus.REFUSED
         footprint = footprint_bytes(size, chunk_of(flags))
-        places = choose(order, self.stores.allocators, footprint=footprint, replicas=replicas)
+        ramp = self._ramp
+        places = choose(
+            order,
+            self.stores.allocators,
+            footprint=footprint,
+            replicas=replicas,
+            admits=(
+                (lambda store: ramp.admits(store, writer, store_count=len(order))) if ramp.active else None
+            ),
+        )
         if places is None:
-            self._press(footprint, replicas)
-            self.counters.no_space += 1
+            if presses:
+                self._press(footprint, replicas)
+                self.counters.no_space += 1
             return PutStatus.NO_SPACE
         if replicas > 1:
             flags |= ObjectFlag.REPLICATED
         generation = self._next_generation()
-        put = Put(digest, generation, size, footprint, depth, tenant, flags, ttl_ms, now_ms, places)
+        if ramp.active:
+            ramp.note(store_id for store_id, _ in places)
+        started_ms = self._awake_ms(now_ms)
+        put = Put(digest, generation, size, footprint, depth, tenant, flags, ttl_ms, started_ms, places)
         self.puts.add(put)
         return put
+
+    def _move_start(self, conn: int, hello: Hello, body: bytes, *, now_ms: int) -> bytes:
+        """
+        A store that is to be drained copies what it holds: puts of keys that are readable, to take their place.
+
+        Everything but place and generation stays as it is. EXISTS: it is readable elsewhere as well. REFUSED: it
+        is not there any more, or this store is not to be emptied.
+        """
+        rows = _rows(body, m.PUT_ROW, start=m.PUT_HEAD.size, count_max=PUTS_PER_FRAME_MAX)
+        source = self.stores.named(hello.name)
+        status = bytearray(len(rows))
+        granted = [bytes(LOCATION_ROW.size)] * len(rows)
+        if source is None or self.holds.migrating(source) is None:
+            status = bytearray([PutStatus.REFUSED]) * len(rows)
+            rows = rows[:0]
+        digests = np.ascontiguousarray(rows["digest"])
+        slots = self.index.find(digests)
+        readable = self.objects.readable(slots, now_ms=now_ms).tolist()
+        raw, sizes = digests.tobytes(), rows["size"].tolist()
+        for row, slot in enumerate(slots.tolist()):
+            assert source is not None
+            generation, _, size, _, flags = self.index.location[slot].tolist()
+            if not readable[row] or size != sizes[row]:
+                status[row] = PutStatus.REFUSED
+                continue
+            held = [self.stores.get(place[0]) for place in self.objects.places(slot)]
+            if source not in held or any(store is not None and store.takes_objects for store in held):
+                status[row] = PutStatus.EXISTS
+                continue
+            digest = raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
+            put = self.puts.get(digest)
+            if put is not None and not put.writers:
+                self._preempt(put, now_ms=now_ms)
+                put = None
+            if put is not None:
+                status[row] = PutStatus.IN_PROGRESS
+                continue
+            writer = Writer(source.mount.host, source.mount.numa_node)
+            made = self._start(
+                digest,
+                size,
+                writer,
+                self._placement.order(writer, self._ready(), epoch=self.stores.epoch),
+                1,
+                flags & (PERMANENT_FLAGS | ObjectFlag.HAS_TTL),
+                int(self.index.tenant[slot]),
+                int(self.index.depth[slot]),
+                0,
+                now_ms=now_ms,
+                presses=False,  # what is put anew is worth more than what is cold here
+            )
+            if not isinstance(made, Put):
+                status[row] = made
+                continue
+            made.moved_from = generation
+            self.puts.join(made, conn)
+            store_id, offset = made.places[0]
+            granted[row] = LOCATION_ROW.pack(made.generation, offset, made.size, store_id, made.flags)
+        head = m.PUT_REPLY_HEAD.pack(self.stores.epoch, 1)
+        return b"".join((head, status, bytes(-len(status) % 8), *granted))
+
+    def _migrated(self, store: Store, body: bytes, *, now_ms: int) -> None:
+        number, unmoved = _unpack(m.MIGRATED, body)
+        self.holds.migrated(store, number=number, unmoved=unmoved, now_ms=now_ms)
 
     def _put_end(self, conn: int, body: bytes, *, now_ms: int) -> bytes:
         rows = _rows(body, m.END_ROW, count_max=PUTS_PER_FRAME_MAX)
@@ -443,6 +535,11 @@ class MasterCore:
                 continue
             self.puts.pop(put)
             kept = []
+            if put.moved_from:
+                # Removed or replaced meanwhile: the copy must not bring it back.
+                slot = self.index.find_one(digest)
+                if int(self.index.location["generation"][slot]) != put.moved_from:
+                    written[row] = 0
             for replica, place in enumerate(put.places):
                 if place[0] and written[row] >> replica & 1 and not self._is_drained(place[0]):
                     kept.append(place)
@@ -471,16 +568,26 @@ class MasterCore:
             LOCATION,
         )
         stale = self.index.find(digests)
+        recency: dict[int, int] = {}  # of puts that are moves, by their position
         if stale.any():  # hidden, expired, or announced while this put was under way: the newer one stays
-            self._drop(np.unique(stale[stale != 0]), now_ms=now_ms)
+            for at, (put, slot) in enumerate(zip(puts, stale.tolist(), strict=True)):
+                if put.moved_from:
+                    recency[at] = int(self.index.touched_ms[slot])
+                    put.expires_ms = self.objects.expiry(slot)
+                    self._note_moved(slot)
+            self._drop(np.unique(stale[stale != 0]), now_ms=now_ms, patient=True)
         depths = np.array([put.depth for put in puts], np.uint16)
         tenants = np.array([put.tenant for put in puts], np.uint16)
         slots = self.objects.insert(digests, locations, depths, tenants, now_ms=now_ms)
+        for at, touched_ms in recency.items():
+            self.index.touched_ms[slots[at]] = touched_ms
         for put, slot in zip(puts, slots.tolist(), strict=True):
             for place in put.places[1:]:
                 self.objects.add_place(slot, place)
-            if put.ttl_ms:
-                self.objects.expire_at(slot, now_ms + put.ttl_ms)
+            if put.ttl_ms and not put.expires_ms:
+                put.expires_ms = now_ms + put.ttl_ms
+            if put.expires_ms:
+                self.objects.expire_at(slot, put.expires_ms)
             for store_id, _ in put.places:
                 store = self.stores.get(store_id)
                 if store is not None:
@@ -488,6 +595,13 @@ class MasterCore:
                     if store.announced is not None:
                         store.announced[slot] = True
         self._journal_complete(puts, now_ms=now_ms)
+
+    def _note_moved(self, slot: int) -> None:
+        """An object leaves stores that are to be drained."""
+        for store_id, _ in self.objects.places(slot):
+            store = self.stores.get(store_id)
+            if store is not None:
+                self.holds.moved(store, int(self.index.location["size"][slot]))
 
     def _journal_complete(self, puts: list[Put], *, now_ms: int) -> None:
         rows = [
@@ -499,7 +613,7 @@ class MasterCore:
         ]
         entry = np.frombuffer(b"".join(rows), COMPLETE_ROW)
         self.journal.append(JournalEntry(JournalKind.COMPLETE, entry))
-        ends = [(p.generation, now_ms + p.ttl_ms) for p in puts if p.ttl_ms]
+        ends = [(p.generation, p.expires_ms) for p in puts if p.expires_ms]
         if ends:
             self.journal.append(JournalEntry(JournalKind.EXPIRES, np.array(ends, EXPIRES_ROW)))
 
@@ -620,8 +734,12 @@ class MasterCore:
         if len(self._removed) > REMOVED_MAX:
             del self._removed[next(iter(self._removed))]
 
-    def _drop(self, slots: Slots, *, now_ms: int) -> None:
-        """Take COMPLETE objects out of the index; their memory comes back once their leases have ended."""
+    def _drop(self, slots: Slots, *, now_ms: int, patient: bool = False) -> None:
+        """
+        Take COMPLETE objects out of the index; their memory comes back once their leases have ended.
+
+        ``patient``: until then it is not even cleared.
+        """
         locations = self.index.location[slots]
         ends = now_ms + LEASE_TTL_MS - ((now_ms - self.index.touched_ms[slots].astype(np.int64)) & U32)
         footprints = footprint_bytes(locations["size"].astype(np.int64), chunks_of(locations["flags"]))
@@ -640,8 +758,27 @@ class MasterCore:
                 if place[0] in unconfirmed and not unconfirmed[place[0]][at]:
                     store.doomed[generation] = end  # until its node says that it holds it
                     continue
+                if store.trusted and not store.populated_bytes:
+                    self._left.append((*place, footprint))  # not mounted yet: the last leader's leases count
+                    continue
                 store.objects -= 1
-                self._release(place, generation, footprint, not_before_ms=end)
+                self._release(
+                    place, generation, footprint, not_before_ms=end, patient=patient and end > now_ms
+                )
+
+    def _drop_from(self, store: Store, slots: Slots, now_ms: int) -> None:
+        """``_drop``, for objects that lie on one store alone and that nobody can hold a lease on."""
+        locations = self.index.location[slots]
+        footprints = footprint_bytes(locations["size"].astype(np.int64), chunks_of(locations["flags"]))
+        self._unindex(slots)
+        store.objects -= len(slots)
+        self.stores.release_many(
+            store,
+            locations["generation"].tolist(),
+            offsets=locations["offset"].tolist(),
+            footprints=footprints.tolist(),
+            not_before_ms=now_ms,
+        )
 
     def _unindex(self, slots: Slots) -> list[list[Place]]:
         """Forget objects; where each of them lay."""
@@ -654,11 +791,32 @@ class MasterCore:
                 store.announced[slots] = False  # whatever takes these slots next is another object
         return self.objects.forget(slots)
 
+    def _unplace(self, store: Store, slot: int) -> None:
+        """One of an object's replicas is gone; another one stays."""
+        less = np.zeros(1, LESS_ROW)
+        less["digest"] = self.index.digests(np.array([slot], np.int64))
+        less["generation"], less["store"] = self.index.location["generation"][slot], store.id
+        self.journal.append(JournalEntry(JournalKind.LESS, less))
+        self.objects.drop_places(slot, store.id)
+
     def _release(
-        self, place: tuple[StoreId, int], generation: Generation, footprint: int, *, not_before_ms: int
+        self,
+        place: tuple[StoreId, int],
+        generation: Generation,
+        footprint: int,
+        *,
+        not_before_ms: int,
+        patient: bool = False,
     ) -> None:
+        # The leader before us may have granted leases that we know nothing of.
+        not_before_ms = max(not_before_ms, self._earlier_leases_end_ms)
         self.stores.release(
-            place[0], generation=generation, offset=place[1], footprint=footprint, not_before_ms=not_before_ms
+            place[0],
+            generation=generation,
+            offset=place[1],
+            footprint=footprint,
+            not_before_ms=not_before_ms,
+            patient=patient,
         )
 
     def _release_replica(self, store: Store, slot: int, now_ms: int) -> None:
@@ -705,6 +863,7 @@ class MasterCore:
         Its stores are hidden until they come back with the same incarnation; what they then announce decides.
         """
         self.holds.restore(recovery.holds.values())
+        self._earlier_leases_end_ms = now_ms + LEASE_TTL_MS
         for info in recovery.stores.values():
             store = self.restore_store(info, now_ms=now_ms)
             self._expect_announcement(store)
@@ -759,7 +918,7 @@ class MasterCore:
         """
         self.term, self._sequence = term, 0
         self._started_ms = self._ticked_ms = self._last_evict_ms = now_ms
-        self._evict_from_ms = now_ms + LEASE_TTL_MS
+        self._earlier_leases_end_ms = now_ms + LEASE_TTL_MS
         for store in self.stores:
             if store.state is StoreState.GONE:
                 self.sweeper.begin(Sweep(store, Cause.LOST))
@@ -792,7 +951,7 @@ class MasterCore:
         store.objects = len(offsets)
         for store_id, offset, footprint in self._left:
             if store_id == store.id and store.allocator.reserve(offset, footprint):
-                self.stores.mature_at(self._evict_from_ms, store, offset, footprint)
+                self.stores.mature_at(self._earlier_leases_end_ms, store, offset, footprint)
 
     def _with_ttl(self, rows: NDArray[np.void]) -> list[tuple[int, int]]:
         """Slot and generation of those of these objects, just inserted, that have a TTL."""
@@ -931,10 +1090,10 @@ class MasterCore:
         slots = self.index.find(np.ascontiguousarray(rows["digest"]))
         known = (slots != 0) & (self.index.location["generation"][slots] == rows["generation"])
         forget = []
-        for at in np.flatnonzero(known).tolist():
-            if (store.id, int(rows["offset"][at])) in self.objects.places(int(slots[at])):
-                store.announced[slots[at]] = True
-        for generation, offset in rows[~known][["generation", "offset"]].tolist():
+        for row, (generation, offset) in enumerate(rows[["generation", "offset"]].tolist()):
+            if known[row] and (store.id, offset) in self.objects.places(int(slots[row])):
+                store.announced[slots[row]] = True
+                continue
             ours = generation >> GENERATION_SEQUENCE_BITS == self.term
             if not (ours or generation in store.releasing):
                 forget.append((generation, offset))
@@ -961,7 +1120,9 @@ class MasterCore:
         known = int(self.index.location["generation"][slot]) if slot else 0
         if slot and known == generation:
             assert store.announced is not None
-            self.objects.add_place(slot, (store.id, offset))
+            if (store.id, offset) not in self.objects.places(slot):
+                self.objects.add_place(slot, (store.id, offset))
+                self._remember_announced(store, np.array([row], m.SLOT_ROW))
             store.announced[slot] = True
             store.objects += 1
         elif known > generation or generation in store.doomed or generation <= self._removed.get(digest, 0):
@@ -977,24 +1138,28 @@ class MasterCore:
         """Objects that only their store knew: keys that are absent and distinct."""
         if not len(rows):
             return
-        locations = np.empty(len(rows), LOCATION)
-        for name in ("generation", "offset", "size"):
-            locations[name] = rows[name]
-        locations["store"] = store.id
-        locations["flags"] = rows["flags"] & (PERMANENT_FLAGS | ObjectFlag.HAS_TTL)
+        entry = self._remember_announced(store, rows)
         digests = np.ascontiguousarray(rows["digest"])
-        slots = self.objects.insert(digests, locations, rows["depth"], rows["tenant"], now_ms=now_ms)
+        slots = self.objects.insert(digests, entry["location"], rows["depth"], rows["tenant"], now_ms=now_ms)
         assert store.announced is not None
         store.announced[slots] = True
         store.objects += len(rows)
         self.counters.adopted += len(rows)
+        for slot, _ in self._with_ttl(entry):
+            self.objects.expire_at(slot, now_ms)  # nobody knows any more how long it was to live
+
+    def _remember_announced(self, store: Store, rows: NDArray[np.void]) -> NDArray[np.void]:
+        """Replicas that only their store knew, as COMPLETE_ROW."""
         entry = np.empty(len(rows), COMPLETE_ROW)
-        entry["location"] = locations
+        locations = entry["location"]
+        for name in ("generation", "offset", "size"):
+            locations[name] = rows[name]
+        locations["store"] = store.id
+        locations["flags"] = rows["flags"] & (PERMANENT_FLAGS | ObjectFlag.HAS_TTL)
         for name in ("digest", "chunk", "depth", "tenant"):
             entry[name] = rows[name]
         self.journal.append(JournalEntry(JournalKind.COMPLETE, entry))
-        for slot, _ in self._with_ttl(entry):
-            self.objects.expire_at(slot, now_ms)  # nobody knows any more how long it was to live
+        return entry
 
     def used_bytes(self) -> int:
         """Memory of objects that are readable or being written."""
@@ -1013,6 +1178,7 @@ class MasterCore:
         """Allocate on a store as soon as nobody can hold its free memory by a lease of an earlier master."""
         if _state_when_heard(store, now_ms) is StoreState.READY:
             self.stores.set_state(store, StoreState.READY)
+            self._ramp_up(store, now_ms=now_ms)
             self._event(now_ms, "store.ready", store.mount.name, id=store.id, objects=store.objects)
 
     def _beat(self, peer: _Conn, beat: m.Beat, *, now_ms: int) -> bytes:
@@ -1029,6 +1195,10 @@ class MasterCore:
             self.stores.set_state(store, StoreState.SUSPECTED)
             self._event(now_ms, "store.suspected", store.mount.name, reason="its data loop stands still")
         store.populate(beat.populated_bytes)
+        hold = self.holds.migrating(store)
+        if hold is not None and store.state is StoreState.READY:
+            body = m.MIGRATE.pack(hold.number, hold.bandwidth_bps)
+            self.out.append((store.conn, wire.pack(Kind.MIGRATE, body)))
         return m.BEAT_REPLY.pack(self.term, 0, self._floor())
 
     def _floor(self) -> int:
@@ -1047,6 +1217,7 @@ class MasterCore:
         self.stores.set_state(store, StoreState.GONE)
         self._event(now_ms, "store.lost", store.mount.name, id=store.id, reason=reason, objects=store.objects)
         self.journal.append(JournalEntry(JournalKind.STORE, store=store.info()))
+        self._ramp.leave(store.id)
         for generation in [*store.releasing, *store.doomed]:
             self._remove_confirmed(store.id, generation)
         store.releasing.clear()
@@ -1074,16 +1245,25 @@ class MasterCore:
         if store.state is StoreState.GONE:
             return
         state = _state_when_heard(store, now_ms)
-        away = store.conn == 0 or now_ms - store.seen_ms >= STORE_TTL_MS or now_ms < store.suspect_until_ms
+        away = store.conn == 0 or now_ms - store.seen_ms >= STORE_SILENT_MS or now_ms < store.suspect_until_ms
         if away and state is not StoreState.DRAINING:
             state = StoreState.SUSPECTED
+        was = store.state
         self.stores.set_state(store, state)
+        if was is StoreState.DRAINING and state is StoreState.READY:
+            self._ramp_up(store, now_ms=now_ms)
+
+    def _ramp_up(self, store: Store, *, now_ms: int) -> None:
+        """Hold back an empty store that joins a pool in use; where all is new, there is nothing to protect."""
+        others = (other for other in self.stores if other is not store and other.takes_objects)
+        if not store.objects and any(other.objects for other in others):
+            self._ramp.join(store.id, now_ms=now_ms)
 
     def _leases_end_ms(self, now_ms: int) -> int:
         """When the last lease ends that may have been given until now; in a pool that nobody reads, at once."""
         if self._leases_seen != self.index.hits_total + self._touches:
             return now_ms + LEASE_TTL_MS
-        return max(now_ms, self._leased_ms + LEASE_TTL_MS)
+        return max(now_ms, self._leased_ms + LEASE_TTL_MS, self._earlier_leases_end_ms)
 
     def _report(self, hello: Hello, report: m.Report, *, now_ms: int) -> bytes:
         """A client could not read from a store; the group's breaker counts the hosts that say so."""
@@ -1131,25 +1311,30 @@ class MasterCore:
         """
         pause = now_ms - self._ticked_ms - TICK_MS
         self._ticked_ms = now_ms
+        if pause > TICK_MS:
+            self._paused_ms += pause
+            self._event(now_ms, "master.paused", self.settings.group, pause_ms=pause)
+        awake_ms = self._awake_ms(now_ms)
+        self._ramp.expire(now_ms=now_ms)
         leases = self.index.hits_total + self._touches
         if leases != self._leases_seen:
             self._leases_seen, self._leased_ms = leases, now_ms
         for store in self.stores:
             if pause > TICK_MS:
-                store.seen_ms += pause
+                store.seen_ms = min(now_ms, store.seen_ms + pause)  # some have spoken since it ended
             if store.state is StoreState.ANNOUNCING and not store.announcing:
                 self._open(store, now_ms=now_ms)
             silent = now_ms - store.seen_ms
-            if store.state is StoreState.GONE or silent < STORE_TTL_MS:
+            if store.state is StoreState.GONE or silent < STORE_SILENT_MS:
                 continue
             if store.conn == 0 or silent >= 2 * STORE_TTL_MS:
                 self._lose(store, now_ms=now_ms, reason=f"silent for {silent} ms")
             elif store.state in SERVING:
                 self.stores.set_state(store, StoreState.SUSPECTED)
                 self._event(now_ms, "store.suspected", store.mount.name, reason=f"silent for {silent} ms")
-        while (put := self.puts.oldest()) is not None and now_ms - put.started_ms >= PUT_TTL_MS:
+        while (put := self.puts.oldest()) is not None and awake_ms - put.started_ms >= PUT_TTL_MS:
             self._preempt(put, now_ms=now_ms)
-        while self._orphans and now_ms - self._orphans[0][0] >= ORPHAN_MS:
+        while self._orphans and awake_ms - self._orphans[0][0] >= ORPHAN_MS:
             put = self._orphans.popleft()[1]
             if not put.writers and self.puts.get(put.digest) is put:
                 self._preempt(put, now_ms=now_ms)
@@ -1167,6 +1352,10 @@ class MasterCore:
             self.breaker.record_probe(serving, now_ms=now_ms)
             if serving:
                 self._event(now_ms, "breaker.closed", self.settings.group)
+
+    def _awake_ms(self, now_ms: int) -> int:
+        """The clock without our own pauses, the one under way included: what writers' deadlines go by."""
+        return now_ms - self._paused_ms - max(0, now_ms - self._ticked_ms - 2 * TICK_MS)
 
     @property
     def has_output(self) -> bool:
@@ -1216,7 +1405,7 @@ class MasterCore:
         if not (self._evicting or self._pressure_bytes):
             return
         interval = 1 if high or self._pressure_bytes else EVICT_INTERVAL_MS
-        if now_ms - self._last_evict_ms < interval or now_ms < self._evict_from_ms:
+        if now_ms - self._last_evict_ms < interval or now_ms < self._earlier_leases_end_ms:
             return
         self._last_evict_ms = now_ms
         excess = used - int(capacity * self.settings.eviction_low_watermark)
@@ -1252,7 +1441,11 @@ class MasterCore:
             size, flags = self.index.location[["size", "flags"]][slot].tolist()
             for store_id, offset in self.objects.places(slot):
                 store = self.stores.get(store_id)
-                if store is not None and (store.announced is None or store.trusted or store.announced[slot]):
+                if store is not None and (
+                    store.announced is None
+                    or (store.trusted and store.populated_bytes)
+                    or store.announced[slot]
+                ):
                     held[store_id].append((offset, footprint_bytes(size, chunk_of(flags))))
                     objects[store_id] += 1
         for put in self.puts:
@@ -1274,7 +1467,7 @@ def _state_when_heard(store: Store, now_ms: int) -> StoreState:
 
 
 _STORE_KINDS: Final = frozenset(
-    {Kind.MOUNT, Kind.SLOTS, Kind.BEAT, Kind.LEAVE, Kind.UNMOUNT, wire.reply(Kind.FREE)}
+    {Kind.MOUNT, Kind.SLOTS, Kind.BEAT, Kind.LEAVE, Kind.MIGRATED, Kind.UNMOUNT, wire.reply(Kind.FREE)}
 )
 
 

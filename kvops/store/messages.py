@@ -9,6 +9,7 @@ request               body                                     answer
 EXISTS                digests                                  one byte a key: 1 present, 0 absent
 LOOKUP                digests                                  LOOKUP_HEAD, LOCATION rows, EXTRA rows
 PUT_START             PUT_HEAD, PUT_ROW rows                   PUT_REPLY_HEAD, statuses, padding to 8, LOCATIONs
+MOVE_START            as PUT_START, by a store's own mover      as PUT_START
 PUT_END               END_ROW rows                             one PutStatus byte a row
 PUT_REVOKE            END_ROW rows                             one PutStatus byte a row
 TOUCH                 digests                                  LOOKUP_HEAD
@@ -21,6 +22,8 @@ SLOTS                 SLOT_ROW rows; none: the end             FREE_ROW rows of 
 BEAT                  Beat                                     BEAT_REPLY
 FREE (from master)    FREE_HEAD, FREE_ROW rows                 FREE_ROW rows (all of them, when cleared)
 LEAVE                 nothing                                  LEAVE_REPLY
+MIGRATE (from master) MIGRATE                                  nothing; said again with every beat
+MIGRATED              MIGRATED                                 nothing
 UNMOUNT               nothing                                  nothing
 JOIN                  Join                                     Joined
 REPLICATE (leader)    ENTRYs, each with its body               ACK
@@ -96,6 +99,13 @@ BEAT_REPLY: Final = struct.Struct("<IIQ")
 
 LEAVE_REPLY: Final = struct.Struct("<I")
 """For how many ms readers may still hold a lease on the store's memory; no new one is given."""
+
+
+MIGRATE: Final = struct.Struct("<QQ")
+"""Number of the hold, bits per second (0: no limit): copy what you hold elsewhere. Over when it is said no more."""
+
+MIGRATED: Final = struct.Struct("<QQ")
+"""Number of the hold, and how many objects found no room elsewhere: there is nothing left to copy."""
 
 
 class PutStatus(IntEnum):

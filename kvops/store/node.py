@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
+import numpy as np
 import uvloop
+from numpy.typing import NDArray
 
 from kvops import collector
 from kvops.errors import KvopsError, Refused, Unreachable, WireError
@@ -23,6 +25,7 @@ from kvops.log import configure, log
 from kvops.metrics import Reading, expose, serve_http
 from kvops.net import wire
 from kvops.net.auth import Hello, Listener, Welcome
+from kvops.net.etcd_query import parse_masters
 from kvops.net.link import Address
 from kvops.net.peer import Peers, WirePeer
 from kvops.net.wire import Frame, Kind
@@ -31,7 +34,8 @@ from kvops.store import messages as m
 from kvops.store.clock import boot_id
 from kvops.store.config import StoreConfig
 from kvops.store.listen import connection_room, listen_tcp, listen_unix
-from kvops.store.node_core import NodeCore, Write
+from kvops.store.mover import Mover
+from kvops.store.node_core import NodeCore, Source, Write
 from kvops.store.numa import bind_process, read_placement
 from kvops.store.segment import Segment
 from kvops.store.session import SLOTS_PER_FRAME, Session
@@ -40,7 +44,11 @@ from kvops.transfer import messages as tm
 
 TICK_S: Final = 0.05
 ON_LOOP_TIMEOUT_S: Final = 2.0
+FIRST_MOUNT_S: Final = 0.5  # the rest of the memory waits this long for the first of it to be of use
 STOP_TIMEOUT_S: Final = 3.0
+
+
+Answer = TypeVar("Answer")
 
 
 class _Peer(WirePeer):
@@ -124,14 +132,22 @@ class Node:
         self._ticked = time.monotonic()
         self._addresses: dict[str, str] = {}
         self._mounted = threading.Event()
+        self._session: Session | None = None
+        self._mover: Mover | None = None
         self._exit_code = 0
         self.elsewhere_bytes: int | None = None  # of the segment, on other NUMA nodes; None: not known
+
+    def _asked_to_end(self) -> None:
+        """The first time readers are waited for, the second time not."""
+        if self._stop.is_set() and self._session is not None:
+            self._session.hurry()
+        self._stop.set()
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
         self._loop = loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._asked_to_end)
         incarnation = secrets.randbits(63) | 1
         if self.config.numa_bind:
             bind_process(read_topology(), self.config.numa_node)
@@ -148,19 +164,31 @@ class Node:
         self._addresses["http"] = http.address
         metrics = expose(self._readings())
         session = Session(
-            [Address.parse(text) for text in self.config.masters],
+            parse_masters(self.config.masters),
             secret=self._secret,
             hello=self._hello,
             owner=self,
         )
+        self._session = session
+        self._mover = Mover(
+            self.config.masters,
+            secret_file=Path(self.config.secret_file),
+            group=self.config.group,
+            name=self.config.name,
+            host=self.config.host,
+            owner=self,
+        )
         session.start()
+        # First things first: while pages come, whoever needs a mapping waits for them.
+        await asyncio.to_thread(self._mounted.wait, FIRST_MOUNT_S)
         workers = self.segment.populate(on_failure=self._no_memory, on_done=self._populated)
         ticks = loop.create_task(self._tick())
         collector.settle()
         await self._stop.wait()
         notify("STOPPING=1")
         log.info("store.stopping")
-        await asyncio.to_thread(session.stop, STOP_TIMEOUT_S)
+        self._mover.stop()
+        await asyncio.to_thread(session.stop, self.config.stop_grace_ms / 1_000)
         ticks.cancel()
         for server in servers:
             server.close()
@@ -296,8 +324,8 @@ class Node:
 
     # The session's side; called on its thread.
 
-    def _on_loop(self, ask: Callable[[], tuple[bytes, int]]) -> tuple[bytes, int]:
-        future: Future[tuple[bytes, int]] = Future()
+    def _on_loop(self, ask: Callable[[], Answer]) -> Answer:
+        future: Future[Answer] = Future()
 
         def answer() -> None:
             try:
@@ -351,6 +379,22 @@ class Node:
     def floor(self, generation: int) -> None:
         """No put below this generation is under way."""
         self._loop.call_soon_threadsafe(self.core.raise_floor, generation)
+
+    def migrate(self, number: int, bandwidth_bps: int) -> None:
+        """Copy what is here to other stores."""
+        if self._mover is not None:
+            self._mover.told(number, bandwidth_bps)
+
+    # The mover's side; called on its thread.
+
+    def sources(self, rows: NDArray[np.void]) -> list[Source | None]:
+        """What lies in these slots."""
+        return self._on_loop(lambda: self.core.sources(rows))
+
+    def migrated(self, number: int, unmoved: int) -> None:
+        """All that could be copied for a hold has been."""
+        if self._session is not None:
+            self._session.migrated(number, unmoved)
 
     def mounted(self, store_id: int, term: int) -> None:
         """The master has taken us in: from the first time on we are ready."""

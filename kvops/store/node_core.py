@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvops.errors import WireError
 from kvops.limits import KEYS_PER_BATCH_MAX
@@ -20,7 +21,14 @@ from kvops.net.wire import decode
 from kvops.store import messages as m
 from kvops.store.slots import Cleared, OpenStatus, Slot, SlotState, SlotTable
 from kvops.transfer import messages as tm
-from kvops.transfer.layout import HEADER_BYTES, MAGIC_CLEARED, chunk_count, chunk_span, trailer_bytes
+from kvops.transfer.layout import (
+    HEADER_BYTES,
+    MAGIC_CLEARED,
+    ObjectHeader,
+    chunk_count,
+    chunk_span,
+    trailer_bytes,
+)
 from kvops.transfer.messages import NodeStatus
 from kvops.transfer.model import READ_SLICES_PER_FRAME_MAX
 
@@ -44,6 +52,24 @@ class Write:
     digests: bytes = b""
     sealed: bool = False
     on_abort: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One complete object in a store's memory, as a mover needs it."""
+
+    digest: bytes
+    key_digest: bytes
+    key: bytes
+    generation: int
+    offset: int
+    size: int
+    chunk: int
+    depth: int
+    tenant: int
+    flags: int
+    payload: memoryview
+    trailer: bytes
 
 
 class NodeCore:
@@ -241,6 +267,38 @@ class NodeCore:
         )
         self.read_bytes_total += length
         return head, self._memory[payload_at + start : payload_at + start + length]
+
+    # Moving.
+
+    def sources(self, rows: NDArray[np.void]) -> list[Source | None]:
+        """The objects at SLOT_ROW rows (generation and offset count); None where that is gone."""
+        found: list[Source | None] = []
+        for generation, offset in zip(rows["generation"].tolist(), rows["offset"].tolist(), strict=True):
+            slot = self._slots.find(offset, generation)
+            if slot is None:
+                found.append(None)
+                continue
+            payload_at = offset + HEADER_BYTES
+            trailer_at = payload_at + slot.size
+            found.append(
+                Source(
+                    digest=slot.digest,
+                    key_digest=ObjectHeader.unpack(self._memory[offset:payload_at]).key_digest,
+                    key=slot.key,
+                    generation=generation,
+                    offset=offset,
+                    size=slot.size,
+                    chunk=slot.chunk,
+                    depth=slot.depth,
+                    tenant=slot.tenant,
+                    flags=slot.flags,
+                    payload=self._memory[payload_at:trailer_at],
+                    trailer=bytes(
+                        self._memory[trailer_at : trailer_at + trailer_bytes(slot.size, slot.chunk)]
+                    ),
+                )
+            )
+        return found
 
     # Looking.
 

@@ -63,7 +63,7 @@ def bind_process(topology: Topology, index: int) -> NumaNode:
         raise Refused(
             f"a store cannot be bound to NUMA node {index}: the machine's nodes with CPUs and memory "
             f"that this process may use are {usable}",
-            fix="set numa_node to one of them, widen the cpuset, or set numa_bind: false",
+            fix="set numa_node to one of them, widen the cpuset, or set numa_bind: false (kvops start --numa off)",
         )
     try:
         os.sched_setaffinity(0, node.cpus)
@@ -105,7 +105,7 @@ def _refused(index: int, error: OSError) -> Refused:
     return Refused(
         f"the kernel does not bind this process to NUMA node {index}: {error.strerror}",
         fix="allow set_mempolicy and mbind (containers: a seccomp profile with them, or CAP_SYS_NICE), "
-        "or set numa_bind: false",
+        "or set numa_bind: false (kvops start --numa off)",
     )
 
 

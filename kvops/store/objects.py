@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvops.limits import LEASE_TTL_MS
 from kvops.store import messages as m
 from kvops.store.index import ObjectIndex
-from kvops.store.lease import MS32_MASK
+from kvops.store.lease import MS32_MASK, ages_ms
 from kvops.store.model import LOCATION, Digests, Locations, ObjectFlag, Slots, StoreId
 
 SPECIAL: Final = ObjectFlag.HAS_TTL | ObjectFlag.REPLICATED
@@ -88,7 +88,15 @@ class Objects:
         """STAT_ROW rows: all that is known of each key. Touches nothing."""
         slots = self.find(digests)
         rows = np.zeros(len(slots), m.STAT_ROW)
-        for row, slot in zip(rows, slots.tolist(), strict=True):
+        special = (self.index.location["flags"][slots] & SPECIAL) != 0
+        plain = np.flatnonzero(self.readable(slots, now_ms=now_ms) & ~special)
+        at = slots[plain]
+        rows["location"][plain] = self.index.location[at]
+        rows["age_ms"][plain] = ages_ms(self.index.touched_ms[at], now_ms & MS32_MASK)
+        rows["depth"][plain], rows["tenant"][plain] = self.index.depth[at], self.index.tenant[at]
+        rows["replicas"][plain] = 1
+        for number in np.flatnonzero(special).tolist():
+            row, slot = rows[number], int(slots[number])
             places = self.readable_places(slot, now_ms=now_ms)
             if not places:
                 continue
@@ -206,6 +214,10 @@ class Objects:
             self._ending[second] = {}
             heapq.heappush(self._seconds, second)
         self._ending[second][slot] = None
+
+    def expiry(self, slot: int) -> int:
+        """When an object's time is over, in ms; 0: never."""
+        return self._expires.get(slot, 0)
 
     def expiries(self, slots: Slots) -> list[tuple[int, int]]:
         """Generation of each of these objects that expires, and when."""

@@ -138,12 +138,14 @@ class Ramp:
     instead. In a pool of new stores alone, some store always admits the next object.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ramp_ms: int = RAMP_MS) -> None:
+        self._ramp_ms = ramp_ms
         self._joined: dict[StoreId, _Joining] = {}
 
     def join(self, store: StoreId, *, now_ms: int) -> None:
-        """Begin the ramp of a store."""
-        self._joined[store] = _Joining(until_ms=now_ms + RAMP_MS)
+        """Begin the ramp of a store, if there are to be any."""
+        if self._ramp_ms:
+            self._joined[store] = _Joining(until_ms=now_ms + self._ramp_ms)
 
     def leave(self, store: StoreId) -> None:
         """Forget a store, joining or not."""

@@ -21,8 +21,10 @@ class Put:
     tenant: int
     flags: int
     ttl_ms: int
-    started_ms: int
+    started_ms: int  # on the clock that stands still in the master's own pauses
     places: list[tuple[StoreId, int]]  # store and offset of each replica; store 0 once it is lost
+    moved_from: int = 0  # generation of the readable copy that this one is to replace
+    expires_ms: int = 0  # once it is readable; 0: never
     writers: tuple[int, ...] = ()  # connections that write it
 
 

@@ -55,7 +55,9 @@ class Segment:
         self.size_bytes = size_bytes
         self.page_bytes = page_bytes or mmap.PAGESIZE
         self.populated_bytes = 0
-        self.populate_s = 0.0  # how long it took, once all of it is populated
+        self.populate_s = (
+            0.0  # how long it took, once all of it is populated; less what was waited in between
+        )
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         if page_bytes:
             assert size_bytes % page_bytes == 0, "the configuration lets no other size pass"
@@ -86,6 +88,7 @@ class Segment:
         self._lock = threading.Lock()
         self._next = 0
         self._done: dict[int, int] = {}  # chunks behind a gap: where each begins and ends
+        self._first_s = 0.0
         self._began_s = time.monotonic()
         self._closed = False
 
@@ -122,6 +125,7 @@ class Segment:
             on_failure: Called in such a thread when the kernel has no more memory.
             on_done: Called in such a thread once all of it is there.
         """
+        self._began_s = time.monotonic() - self._first_s
         count = threads or min(len(os.sched_getaffinity(0)), THREADS_MAX)
         workers = [
             threading.Thread(
@@ -140,7 +144,9 @@ class Segment:
         Raises:
             Refused: The kernel has no memory.
         """
+        began = time.monotonic()
         self._take(*self._claim(FIRST_BYTES))
+        self._first_s = time.monotonic() - began
 
     def _claim(self, wanted: int) -> tuple[int, int]:
         """From where to where the caller shall populate; nothing when all of it is claimed."""

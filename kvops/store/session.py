@@ -16,7 +16,8 @@ from kvops.limits import BEAT_INTERVAL_MS, CONNECT_TIMEOUT_MS, STORE_TTL_MS
 from kvops.log import log
 from kvops.net import wire
 from kvops.net.auth import Hello
-from kvops.net.dial import dial
+from kvops.net.dial import Target, dial
+from kvops.net.etcd_query import EtcdEndpoint
 from kvops.net.link import Address, Link
 from kvops.net.wire import Frame, Kind, decode
 from kvops.store import messages as m
@@ -46,6 +47,9 @@ class SessionOwner(Protocol):
     def floor(self, generation: int) -> None:
         """No put below this generation is under way."""
 
+    def migrate(self, number: int, bandwidth_bps: int) -> None:
+        """Copy what is here to other stores, for a hold; said again with every beat."""
+
     def mounted(self, store_id: int, term: int) -> None:
         """The master has taken us in."""
 
@@ -54,7 +58,7 @@ class Session:
     """Mounts, announces and beats until stopped; comes back by itself when the master does."""
 
     def __init__(
-        self, masters: Sequence[Address], *, secret: bytes, hello: Callable[[], Hello], owner: SessionOwner
+        self, masters: Sequence[Target], *, secret: bytes, hello: Callable[[], Hello], owner: SessionOwner
     ) -> None:
         self._masters = tuple(masters)
         self._secret = secret
@@ -63,9 +67,11 @@ class Session:
         self._answers: deque[bytes] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stopping = False
+        self._grace_until = 0.0
         self._term = 0  # the highest of a master that took us in
         # Where another one may lead by now, ask early.
-        self._silence_s = FAILOVER_SILENCE_S if len(self._masters) > 1 else STORE_TTL_MS / 1_000
+        several = len(self._masters) > 1 or isinstance(self._masters[0], EtcdEndpoint)
+        self._silence_s = FAILOVER_SILENCE_S if several else STORE_TTL_MS / 1_000
         self._heard = 0.0
         self._awaited = 0
         self._answer: bytes | None = None
@@ -75,11 +81,21 @@ class Session:
         """Begin."""
         self._thread.start()
 
-    def stop(self, timeout_s: float) -> None:
-        """Unmount if the master can be reached, and end."""
+    def stop(self, grace_s: float) -> None:
+        """
+        Leave the pool, and end within ``grace_s`` whatever the master does.
+
+        From the master's answer on nobody is sent here; who was sent before may read until its lease has ended.
+        """
+        self._grace_until = time.monotonic() + grace_s
         self._stopping = True
         self._wake()
-        self._thread.join(timeout_s)
+        self._thread.join(grace_s)
+
+    def hurry(self) -> None:
+        """Leave without waiting for readers."""
+        self._grace_until = 0.0
+        self._wake()
 
     def _wake(self) -> None:
         try:
@@ -174,7 +190,26 @@ class Session:
                     os.read(self._wake_read, 4_096)
                 else:
                     link.advance(events, self)
+        self._leave(link)
         self._call(link, Kind.UNMOUNT, b"")
+
+    def _leave(self, link: Link) -> None:
+        """Have the master send nobody here any more, and wait until the last lease has ended."""
+        (lease_ms,) = m.LEAVE_REPLY.unpack(self._call(link, Kind.LEAVE, b""))
+        log.info("session.left", lease_ms=lease_ms)
+        until = time.monotonic() + lease_ms / 1_000
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        while (left := min(until, self._grace_until) - time.monotonic()) > 0:
+            while self._answers:
+                link.send(self._answers.popleft())
+            link.flush()
+            poll.register(link, link.events)
+            for fd, events in poll.poll(left * 1_000 + 1):
+                if fd == self._wake_read:
+                    os.read(self._wake_read, 4_096)
+                else:
+                    link.advance(events, self)
 
     # Frames of the master.
 
@@ -188,6 +223,8 @@ class Session:
         if frame.kind == Kind.FREE:
             request = frame.request
             self._owner.free(body, lambda answer: self._freed(request, answer))
+        elif frame.kind == Kind.MIGRATE:
+            self._owner.migrate(*m.MIGRATE.unpack(body))
         elif frame.kind == wire.reply(Kind.BEAT):
             _, unknown, floor = m.BEAT_REPLY.unpack(body)
             if unknown:
@@ -195,6 +232,11 @@ class Session:
             self._owner.floor(floor)
         elif frame.kind == self._awaited:
             self._answer = body
+
+    def migrated(self, number: int, unmoved: int) -> None:
+        """Tell the master that all that could be copied has been. On any thread."""
+        self._answers.append(wire.pack(Kind.MIGRATED, m.MIGRATED.pack(number, unmoved)))
+        self._wake()
 
     def _freed(self, request: int, answer: bytes) -> None:
         self._answers.append(wire.pack(wire.reply(Kind.FREE), answer, request))

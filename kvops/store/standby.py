@@ -20,7 +20,7 @@ from kvops.errors import WireError
 from kvops.limits import LEASE_MARGIN_MS, LEASE_TTL_MS
 from kvops.store.journal import ROWS, Kind
 from kvops.store.master_core import JournalEntry, MasterCore
-from kvops.store.model import Hold, ObjectFlag, StoreId, StoreInfo, StoreState, chunks_of
+from kvops.store.model import Hold, ObjectFlag, StoreId, StoreInfo, StoreState, chunk_of, chunks_of
 from kvops.store.objects import Place
 from kvops.store.replication import STATE_END
 from kvops.transfer.layout import footprint_bytes
@@ -76,6 +76,8 @@ class Standby:
             self._complete(entry.rows, now_ms=now_ms)
         elif kind == Kind.GONE:
             self._gone(entry.rows, now_ms=now_ms)
+        elif kind == Kind.LESS:
+            self._less(entry.rows, now_ms=now_ms)
         else:
             self._expire(entry.rows)
         return entry
@@ -154,6 +156,21 @@ class Standby:
             self._expires.pop(generation, None)
         if same.any():
             self._forget(np.unique(slots[same]), now_ms=now_ms)
+
+    def _less(self, rows: NDArray[np.void], *, now_ms: int) -> None:
+        objects = self.core.objects
+        slots = objects.index.find(np.ascontiguousarray(rows["digest"]))
+        for slot, generation, store in zip(
+            slots.tolist(), rows["generation"].tolist(), rows["store"].tolist(), strict=True
+        ):
+            if not slot or int(objects.index.location["generation"][slot]) != generation:
+                continue
+            size, flags = objects.index.location[["size", "flags"]][slot].tolist()
+            footprint = footprint_bytes(size, chunk_of(flags))
+            self._left += [
+                (now_ms, on, offset, footprint) for on, offset in objects.places(slot) if on == store
+            ]
+            objects.drop_places(slot, StoreId(store))
 
     def _forget(self, slots: NDArray[np.int64], *, now_ms: int) -> None:
         locations = self.core.index.location[slots]

@@ -110,6 +110,7 @@ class StoreTable:
         self._by_id: dict[StoreId, Store] = {}
         self._last_id = 0
         self._matured: list[tuple[int, StoreId, int, int]] = []  # heap: when, store, offset, footprint
+        self._patient: list[tuple[int, StoreId, Generation, int]] = []  # heap: when to clear, …, offset
         self.unsent = False  # whether a store has rows for a FREE frame
 
     def __iter__(self) -> Iterator[Store]:
@@ -169,15 +170,46 @@ class StoreTable:
     # Memory on its way back.
 
     def release(
-        self, store_id: int, *, generation: Generation, offset: int, footprint: int, not_before_ms: int
+        self,
+        store_id: int,
+        *,
+        generation: Generation,
+        offset: int,
+        footprint: int,
+        not_before_ms: int,
+        patient: bool = False,
     ) -> None:
-        """Ask a node to clear a slot; its memory is free after the answer and ``not_before_ms``."""
+        """
+        Ask a node to clear a slot; its memory is free after the answer and ``not_before_ms``.
+
+        ``patient`` asks only then, so that readers with a lease finish: where nothing forbids what they read.
+        """
         store = self._by_id.get(StoreId(store_id))
         if store is None or store.state is StoreState.GONE:
             return
         store.releasing[generation] = Release(offset, footprint, not_before_ms)
         store.releasing_bytes += footprint
+        if patient:
+            heapq.heappush(self._patient, (not_before_ms, store.id, generation, offset))
+            return
         store.unsent.append((generation, offset))
+        self.unsent = True
+
+    def release_many(
+        self,
+        store: Store,
+        generations: list[Generation],
+        *,
+        offsets: list[int],
+        footprints: list[int],
+        not_before_ms: int,
+    ) -> None:
+        """``release``, for many slots of one store."""
+        releasing = store.releasing
+        for generation, offset, footprint in zip(generations, offsets, footprints, strict=True):
+            releasing[generation] = Release(offset, footprint, not_before_ms)
+        store.releasing_bytes += sum(footprints)
+        store.unsent += zip(generations, offsets, strict=True)
         self.unsent = True
 
     def cleared(self, store: Store, generation: Generation, *, now_ms: int) -> bool:
@@ -199,7 +231,14 @@ class StoreTable:
         heapq.heappush(self._matured, (when_ms, store.id, offset, footprint))
 
     def mature(self, *, now_ms: int, count_max: int) -> None:
-        """Free cleared memory whose leases have ended, ``count_max`` slots at most."""
+        """Free cleared memory whose leases have ended, or have it cleared now; ``count_max`` slots at most."""
+        while count_max > 0 and self._patient and self._patient[0][0] <= now_ms:
+            count_max -= 1
+            _, store_id, generation, offset = heapq.heappop(self._patient)
+            store = self._by_id.get(store_id)
+            if store is not None and generation in store.releasing:
+                store.unsent.append((generation, offset))
+                self.unsent = True
         while count_max > 0 and self._matured and self._matured[0][0] <= now_ms:
             count_max -= 1
             _, store_id, offset, footprint = heapq.heappop(self._matured)

@@ -56,6 +56,7 @@ class WriteSlice:
     flags: int
     start: int
     data: memoryview
+    digests: bytes = b""  # of its chunks, where they are known already
     state: SliceState = SliceState.PENDING
     sealed: bool = False  # this range completed the object
 

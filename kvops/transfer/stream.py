@@ -57,8 +57,8 @@ class _StreamJob:
         self.progress_at = time.monotonic()
 
     def advance(self, events: int) -> None:
-        if self.link.state is LinkState.READY and events == select.POLLOUT:
-            self.link.flush()
+        if self.link.state is not LinkState.CONNECTING and events == select.POLLOUT:
+            self.link.flush()  # the kernel took bytes: of the peer that says nothing
             return
         self.progress_at = time.monotonic()
         self.link.advance(events, self)
@@ -139,7 +139,7 @@ class WriteJob(_StreamJob):
                 s.flags,
                 len(s.key),
             )
-            body = head + s.key + chunk_digests(s.data, s.chunk)
+            body = head + s.key + (s.digests or chunk_digests(s.data, s.chunk))
             yield [wire.pack(Kind.WRITE, body, 0, length), s.data]
 
     def frame(self, frame: Frame, body: bytes) -> None:

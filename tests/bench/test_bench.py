@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvops.bench import replay_quality
+from kvops.bench import replay_quality, start
 from kvops.bench.machine import parse_cpu_model, parse_memory_bytes
 from kvops.bench.model import Effort, Result, percentile
 from kvops.bench.pool import BenchPool, ChildFailed
@@ -91,6 +91,35 @@ def test_lookups_are_measured_end_to_end() -> None:
 
     assert {result.name for result in results} >= {"lookup.keys_per_s", "lookup.p50", "lookup.p99"}
     assert all(result.value > 0 for result in results)
+
+
+@pytest.mark.process
+def test_a_start_is_measured_beside_the_kernels_own_pace() -> None:
+    """Populate, first use and stop of a real store, each with what the kernel alone takes; all above zero."""
+    results: list[Result] = []
+
+    import_module("kvops.bench.start").run(Effort(quick=True, repeats=1), results.append)
+
+    assert {result.name for result in results} == {
+        "start.populate",
+        "start.kernel_populate",
+        "start.populate_of_kernel",
+        "start.first_allocatable",
+        "start.stop",
+        "start.kernel_release",
+    }
+    assert all(result.value > 0 for result in results)
+
+
+@pytest.mark.parametrize(
+    ("gib", "sizes"), [(64, [1, 4, 8]), (8, [1, 4]), (2, [1]), (1, [])], ids=["all", "two", "one", "none"]
+)
+def test_segments_that_are_measured_fit_the_machine(gib: int, sizes: list[int]) -> None:
+    """Never more than this machine can spare; a small one instead when none fits."""
+    plan = start.Plan.of(Effort(), available_bytes=gib << 30)
+
+    assert [size >> 30 for size in plan.sizes if size >> 30] == sizes
+    assert plan.sizes
 
 
 def run_cli(args: Sequence[str]) -> subprocess.CompletedProcess[str]:

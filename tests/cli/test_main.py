@@ -31,7 +31,7 @@ def every_command() -> list[tuple[str, ...]]:
         found.append((name,))
         command = main.cli.get_command(click.Context(main.cli), name)
         if isinstance(command, click.Group):
-            found += [(name, inner) for inner in command.commands]
+            found += [(name, inner) for inner in command.list_commands(click.Context(command))]
     return found
 
 

@@ -26,6 +26,7 @@ from kvops.files import load_yaml, read_secret, write_yaml
 from kvops.fleet.local import GroupState, LocalGroup, StartPlan, default_state_dir, local_groups
 from kvops.fleet.process import identify
 from kvops.store.config import MasterConfig, StoreConfig
+from kvops.store.topology import read_topology
 
 pytestmark = pytest.mark.process
 MakeGroup = Callable[..., LocalGroup]
@@ -36,6 +37,36 @@ def running(group: LocalGroup) -> list[str]:
     """Names of the members whose processes run."""
     state = group.read()
     return [member.name for member in state.members if member.running] if state else []
+
+
+def test_stores_are_dealt_to_numa_nodes(make_group: MakeGroup) -> None:
+    """One after the other over the nodes, bound there with their huge pages as asked; else nobody is bound."""
+    plan = StartPlan(stores=3, numa_nodes=(0, 2), one_host=True)
+    node = read_topology().store_nodes[0].index
+    group = make_group()
+    bound = StartPlan(stores=1, segment_size_bytes=1 << 20, numa_nodes=(node,))
+
+    group.start(bound, timeout_s=30)
+    store = load_yaml(group.config_file("store-0"), StoreConfig)
+
+    stores = [member for member in plan.members() if member.role == "store"]
+    assert [(member.host, member.numa_node) for member in stores] == [
+        ("host-0", 0),
+        ("host-0", 2),
+        ("host-0", 0),
+    ]
+    assert (store.numa_node, store.numa_bind) == (node, True)
+    group.stop()
+    group.start(SMALL, timeout_s=30)
+    assert not load_yaml(group.config_file("store-0"), StoreConfig).numa_bind
+
+
+def test_a_large_store_may_take_its_time_to_end() -> None:
+    """The kernel frees small pages slowly: a store of a TiB is not called hung after ten seconds."""
+    small = GroupState(group="g", segment_size_bytes=1 << 40)
+
+    assert small.release_s == 1024
+    assert msgspec.structs.replace(small, huge_page_bytes=1 << 30).release_s == 0
 
 
 def test_start_and_stop(make_group: MakeGroup) -> None:

@@ -19,6 +19,7 @@ from kvops.fleet.process import (
     ProcessIdentity,
     collect,
     identify,
+    is_exiting,
     is_running,
     is_stopped,
     parse_stat,
@@ -48,6 +49,21 @@ def test_signal_reaches_the_process(sleeper: tuple[subprocess.Popen[bytes], Proc
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
     assert not is_running(identity)
     assert not send_signal(identity, signal.SIGKILL)
+
+
+def test_what_is_ending_is_not_hung(sleeper: tuple[subprocess.Popen[bytes], ProcessIdentity]) -> None:
+    """One that runs or is held is not ending; one that the kernel still has to clear away is, and nobody else is it."""
+    process, identity = sleeper
+    running = is_exiting(identity)
+    send_signal(identity, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    held = is_exiting(identity)
+    send_signal(identity, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+    assert (running, held) == (False, False)
+    assert is_exiting(identity)
+    assert not is_exiting(dataclasses.replace(identity, started_ticks=identity.started_ticks - 1))
 
 
 @pytest.mark.parametrize("field", ["started_ticks", "boot_id"])

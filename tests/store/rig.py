@@ -15,13 +15,16 @@ from kvops.net import wire
 from kvops.net.auth import Hello
 from kvops.net.wire import Kind, decode
 from kvops.store import messages as m
-from kvops.store.journal import COMPLETE_ROW, GONE_ROW, Recovery, live_rows
+from kvops.store.journal import COMPLETE_ROW, GONE_ROW, Recovery, live_rows, without_replicas
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests, key_digest
-from kvops.store.master_core import MasterCore, MasterSettings
+from kvops.store.master_core import JournalEntry, MasterCore, MasterSettings
 from kvops.store.messages import PutStatus, RemoveStatus
 from kvops.store.model import LOCATION, Hold, HoldInfo, HoldKind, HoldReply, StoreInfo, chunk_of
 from kvops.store.node_core import NodeCore
+from kvops.store.replication import STATE_END
+from kvops.store.snapshot import StateWalk
+from kvops.store.standby import Standby
 from kvops.transfer import messages as tm
 from kvops.transfer.layout import chunk_digests
 from kvops.transfer.messages import NodeStatus
@@ -169,12 +172,16 @@ class Rig:
         self.nodes: list[Node] = []
         self.complete: list[np.ndarray[Any, Any]] = []  # the journal
         self.gone: list[np.ndarray[Any, Any]] = []
+        self.less: set[tuple[int, int]] = set()
         self.expires: dict[int, int] = {}
         self.stores: dict[int, StoreInfo] = {}
         self.holds: dict[str, Hold] = {}
         self.replies: dict[int, deque[bytes]] = {}  # to clients, that came later than their requests
         self._conns = 0
         self._incarnations = 0
+        self.stream: deque[JournalEntry] = deque()  # operations on their way to the standby
+        self.standby = Standby(MasterCore(self.settings, term=0, now_ms=self.now_ms))
+        self._join()
 
     # Time and background work.
 
@@ -197,9 +204,12 @@ class Rig:
 
     def route(self) -> None:
         """Carry what the master left for others; keep its journal."""
+        self.stream += self.core.journal
         for entry in self.core.journal:
             if entry.kind == JournalKind.COMPLETE:
                 self.complete.append(entry.rows)  # type: ignore[arg-type]
+            elif entry.kind == JournalKind.LESS:
+                self.less.update((row[1], row[2]) for row in entry.rows.tolist())  # type: ignore[union-attr]
             elif entry.kind == JournalKind.GONE:
                 self.gone.append(entry.rows)  # type: ignore[arg-type]
             elif entry.kind == JournalKind.EXPIRES:
@@ -211,7 +221,10 @@ class Rig:
         self.core.journal.clear()
         self.core.events.clear()
         by_conn = {node.conn: node for node in self.nodes if node.conn}
-        for conn, data in self.core.next_frames():
+        frames = self.core.next_frames()
+        if frames:
+            self.replicate()  # no answer and no FREE leaves before
+        for conn, data in frames:
             head = wire.unpack_header(data[: wire.HEADER_BYTES])
             body = data[wire.HEADER_BYTES :]
             if conn in by_conn:
@@ -221,10 +234,10 @@ class Rig:
 
     # Clients.
 
-    def client(self, host: str = "client") -> int:
+    def client(self, host: str = "client", name: str = "c") -> int:
         """A client's connection."""
         self._conns += 1
-        self.core.connected(self._conns, hello("client", "c", host))
+        self.core.connected(self._conns, hello("client", name, host))
         self.replies[self._conns] = deque()
         return self._conns
 
@@ -235,11 +248,13 @@ class Rig:
         self.route()
 
     def ask(self, conn: int, kind: int, body: bytes) -> bytes | None:
-        """One request, delivered and answered."""
+        """One request, delivered and answered; what an answer promises the standby has."""
         try:
             return self.core.handle(conn, kind, 1, body, now_ms=self.now_ms)
         finally:
             self.route()
+            if kind in (Kind.PUT_START, Kind.PUT_END):
+                self.replicate()
 
     def put_start(
         self, conn: int, rows: Sequence[tuple[str, int]], **options: Any
@@ -248,6 +263,17 @@ class Rig:
         answer = self.ask(conn, Kind.PUT_START, put_rows(rows, **options))
         assert answer is not None
         return parse_put(answer, len(rows))
+
+    def move_start(self, conn: int, key: str, size: int) -> tuple[PutStatus, list[Location]]:
+        """What the master says to a store that wants to copy a key elsewhere."""
+        answer = self.ask(conn, Kind.MOVE_START, put_rows([(key, size)]))
+        assert answer is not None
+        return parse_put(answer, 1)[0]
+
+    def migrated(self, node: Node) -> None:
+        """A node tells the master that it has copied all it could."""
+        for hold in self.core.holds.every(now_ms=self.now_ms):
+            node.to_master.append((Kind.MIGRATED, m.MIGRATED.pack(hold.number, 0)))
 
     def put_end(self, conn: int, key: str, generation: int, written: int = 1) -> PutStatus:
         """What the master says to a put's end."""
@@ -282,6 +308,40 @@ class Rig:
         answer = self.ask(conn, Kind.REMOVE, digests([key]))
         return None if answer is None else RemoveStatus(answer[0])
 
+    # The standby.
+
+    def _join(self) -> None:
+        """A standby takes the whole state over."""
+        self.standby = Standby(MasterCore(self.settings, term=0, now_ms=self.now_ms))
+        self.stream.clear()
+        walk = StateWalk(self.core)
+        self.stream += walk.stores()
+        while (entries := walk.step()) is not None:
+            self.stream += entries
+        self.replicate()
+        self.standby.apply(0, STATE_END, b"", now_ms=self.now_ms)
+
+    def replicate(self, count: int = -1) -> None:
+        """Operations reach the standby, all of them or some."""
+        while self.stream and count:
+            kind, _, body = self.stream.popleft().encode()
+            self.standby.apply(self.standby.sequence + 1, kind, body, now_ms=self.now_ms)
+            count -= 1
+
+    def fail_over(self, *, down_ms: int = 0) -> None:
+        """The master is killed and its standby leads; what was still on its way there is lost."""
+        self.route()
+        for node in self.nodes:
+            node.conn, node.mounted = 0, False
+            node.to_master.clear()
+            node.from_master.clear()
+        self.replies.clear()
+        self.now_ms += down_ms
+        self.term += 1
+        self.standby.promote(term=self.term, now_ms=self.now_ms)
+        self.core = self.standby.core
+        self._join()
+
     # Operators.
 
     def hold(self, kind: HoldKind, *targets: str, **options: Any) -> HoldReply:
@@ -295,6 +355,7 @@ class Rig:
             )
         finally:
             self.route()
+            self.replicate()
 
     def drain(self, *targets: str, **options: Any) -> HoldReply:
         """A drain."""
@@ -306,6 +367,7 @@ class Rig:
             return self.core.holds.lift(targets, owner="o", now_ms=self.now_ms)
         finally:
             self.route()
+            self.replicate()
 
     def holds_now(self) -> dict[str, HoldInfo]:
         """Every hold by its target."""
@@ -451,7 +513,7 @@ class Rig:
         complete = np.concatenate([np.empty(0, COMPLETE_ROW), *self.complete])
         gone = np.concatenate([np.empty(0, GONE_ROW), *self.gone])
         mounted = {id: store for id, store in self.stores.items() if store.state != "gone"}
-        rows = live_rows(complete, gone)
+        rows = without_replicas(live_rows(complete, gone), self.less)
         rows = rows[np.isin(rows["location"]["store"], list(mounted))]
         return Recovery(rows, mounted, holds=dict(self.holds), expires=dict(self.expires))
 
@@ -469,12 +531,14 @@ class Rig:
         if not journal:
             self.complete.clear()
             self.gone.clear()
+            self.less.clear()
             self.expires.clear()
             self.stores.clear()
             self.holds.clear()
         self.core = MasterCore(self.settings, term=self.term, now_ms=self.now_ms)
         if recovery is not None:
             self.core.restore(recovery, now_ms=self.now_ms)
+        self._join()
 
 
 def parse_put(answer: bytes, count: int) -> list[tuple[PutStatus, list[Location]]]:

@@ -62,6 +62,7 @@ def test_bad_master_file(change: str, words: str, tmp_path: Path) -> None:
         ("masters", []),
         ("masters", ["x"]),
         ("segment_size_bytes", 1),
+        ("huge_page_bytes", 4096),
         ("transports", ["udp"]),
         ("transports", []),
     ],
@@ -79,6 +80,19 @@ def test_odd_segment() -> None:
     with pytest.raises(ValueError, match="multiple of 4096"):
         StoreConfig(
             group="g", secret_file="/s", state_dir="/d", masters=["h:1"], segment_size_bytes=(1 << 20) + 1
+        )
+
+
+def test_a_segment_of_broken_huge_pages() -> None:
+    """A segment that is not whole huge pages is refused by the file, not by the kernel later."""
+    with pytest.raises(ValueError, match="multiple of huge_page_bytes 2097152"):
+        StoreConfig(
+            group="g",
+            secret_file="/s",
+            state_dir="/d",
+            masters=["h:1"],
+            segment_size_bytes=3 << 20,
+            huge_page_bytes=2 << 20,
         )
 
 

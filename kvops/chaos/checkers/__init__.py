@@ -1,0 +1,1 @@
+"""Promises checked over a recorded history, one a file; pure functions of a ``RunRecord``."""

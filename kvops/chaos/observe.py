@@ -1,0 +1,158 @@
+"""What the runner itself sees of a pool under test: its processes once a second, its masters' events at the end."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from kvops.chaos.client import now_ns
+from kvops.chaos.history import Event, EventKind, HistoryWriter, Sample
+from kvops.chaos.pool import PoolUnderTest, master_statuses
+from kvops.errors import KvopsError
+from kvops.files import read_secret
+from kvops.fleet.local import Member
+from kvops.store.model import Event as PoolEvent
+
+SAMPLE_S: Final = 1.0
+CONTROL_TIMEOUT_S: Final = 2.0
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_QUIET: Final = ("client.", "replay.")  # events of a group that say nothing about its health
+_DETECTED: Final = ("store.suspected", "store.reported")
+
+
+def cpu_stall_s() -> float | None:
+    """Seconds in which some task waited for a CPU, since boot; None where the kernel does not count it."""
+    try:
+        text = Path("/proc/pressure/cpu").read_text()
+    except OSError:
+        return None
+    for line in text.splitlines():
+        if line.startswith("some"):
+            return int(line.rpartition("total=")[2]) / 1e6
+    return None
+
+
+class Sampler:
+    """Writes a sample of every member now and then, from a thread of its own."""
+
+    def __init__(self, pool: PoolUnderTest, writer: HistoryWriter) -> None:
+        self._pool = pool
+        self._writer = writer
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="chaos-sampler", daemon=True)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While this lasts, samples are taken."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join(5.0)
+
+    def take(self, phase: str) -> None:
+        """One sample of every member."""
+        try:
+            parts = self._pool.parts()
+        except KvopsError:
+            return  # the group is being changed: the next second will do
+        for part in parts:
+            folder = Path(f"/proc/{part.pid}")
+            try:
+                self._writer.write(
+                    Sample(
+                        t_ns=now_ns(),
+                        subject=part.name,
+                        role=part.role,
+                        group=part.group,
+                        phase=phase,
+                        rss_bytes=int((folder / "statm").read_text().split()[1]) * PAGE_BYTES,
+                        fds=sum(1 for _ in (folder / "fd").iterdir()),
+                        threads=sum(1 for _ in (folder / "task").iterdir()),
+                    )
+                )
+            except OSError:
+                continue  # it does not run now
+
+    def _run(self) -> None:
+        while not self._stop.wait(SAMPLE_S):
+            self.take("run")
+            if self._pool.spec.masters > 1:
+                self._leaders()
+
+    def _leaders(self) -> None:
+        """Who says that it leads, and in which term: two in one term is what must never be seen."""
+        for name, group in self._pool.groups.items():
+            try:
+                statuses = master_statuses(group)
+            except KvopsError:
+                continue  # the group is being changed
+            for member, status in statuses:
+                if status.role == "leader":
+                    self._writer.write(
+                        Event(
+                            t_ns=now_ns(),
+                            kind=EventKind.LEADER,
+                            subject=f"{name}/{member}",
+                            group=name,
+                            domain="master",
+                            term=status.term,
+                        )
+                    )
+
+
+def write_group_events(pool: PoolUnderTest, writer: HistoryWriter, *, since_ns: int, block: int) -> int:
+    """
+    Write what the masters noticed since a moment of CLOCK_BOOTTIME; returns how many events. A master that does
+    not answer has nothing to tell, and one that was restarted has forgotten.
+    """
+    wall_minus_boot_ns = time.time_ns() - now_ns()
+    since = datetime.fromtimestamp((since_ns + wall_minus_boot_ns) / 1e9, UTC).isoformat(
+        timespec="milliseconds"
+    )
+    count = 0
+    for name, group in pool.groups.items():
+        for event in _events(group.require().members, group.secret_file, since):
+            if event.event.startswith(_QUIET):
+                continue
+            at_ns = int(datetime.fromisoformat(event.time).timestamp() * 1e9) - wall_minus_boot_ns
+            detail = ", ".join(f"{key} {value}" for key, value in event.detail.items())
+            kinds = [event.event] + ([EventKind.DETECTED.value] if event.event in _DETECTED else [])
+            for kind in kinds:
+                breaker = kind.startswith("breaker.")
+                writer.write(
+                    Event(
+                        t_ns=at_ns,
+                        kind=kind,
+                        subject=name if breaker else event.subject,
+                        group=name,
+                        domain="group" if breaker else "store",
+                        node="" if breaker else event.subject,
+                        block=block,
+                        detail=detail,
+                    )
+                )
+            count += 1
+    return count
+
+
+def _events(members: list[Member], secret_file: Path, since: str) -> Iterator[PoolEvent]:
+    from kvops.store.control import ControlClient
+
+    for member in members:
+        if member.role != "master" or not member.addresses.get("control"):
+            continue
+        try:
+            with closing(
+                ControlClient(member.addresses["control"], read_secret(secret_file), CONTROL_TIMEOUT_S)
+            ) as client:
+                yield from client.events(since)
+        except KvopsError:
+            continue

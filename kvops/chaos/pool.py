@@ -1,0 +1,272 @@
+"""
+The pool that an experiment breaks: local groups of its own, one logical host for each store and each engine.
+
+Members are named ``group/member``, such as ``g1/store-0``. Nothing of it is left afterwards.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kvops.chaos.experiment import PoolSpec, size_bytes
+from kvops.chaos.keeper import kept
+from kvops.errors import KvopsError, LeftBehind, Refused, Unsupported, UsageError
+from kvops.files import read_secret
+from kvops.fleet import etcd
+from kvops.fleet.local import Command, LocalGroup, Member, StartPlan, serve_command
+from kvops.limits import GIB
+
+if TYPE_CHECKING:
+    from kvops.store.model import MasterStatus
+
+START_TIMEOUT_S: Final = 60.0
+CONTROL_TIMEOUT_S: Final = 1.0
+START_TIMEOUT_S_PER_GIB: Final = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One member of the pool under test, as targets are chosen from."""
+
+    name: str  # group/member
+    group: str
+    member: str
+    role: str
+    host: str  # group/logical host
+    pid: int
+    started_ticks: int
+    boot_id: str
+    addresses: dict[str, str] = field(default_factory=dict)
+    leads: bool = False  # of a master: whether it led when it was asked
+
+
+@dataclass(slots=True)
+class PoolUnderTest:
+    """Running groups, and how clients reach them."""
+
+    spec: PoolSpec
+    groups: dict[str, LocalGroup]
+    state_dir: Path
+
+    def parts(self, *, roles: bool = False) -> list[Part]:
+        """Every member as it is now: a restarted one has another pid. ``roles`` asks masters which one leads."""
+        found = []
+        for name, group in self.groups.items():
+            state = group.require()
+            leader = self._leader(group) if roles else ""
+            found += [self._part(name, member, leader) for member in state.members]
+        return found
+
+    @staticmethod
+    def _leader(group: LocalGroup) -> str:
+        """The name of the master that leads; empty while none says so."""
+        found = [(status.term, name) for name, status in master_statuses(group) if status.role == "leader"]
+        return max(found)[1] if found else ""
+
+    @staticmethod
+    def _part(group_name: str, member: Member, leader: str) -> Part:
+        return Part(
+            name=f"{group_name}/{member.name}",
+            group=group_name,
+            member=member.name,
+            role=member.role,
+            host=f"{group_name}/{member.host}",
+            pid=member.pid,
+            started_ticks=member.started_ticks,
+            boot_id=member.boot_id,
+            addresses=dict(member.addresses),
+            leads=member.name == leader,
+        )
+
+    def part(self, name: str) -> Part:
+        """
+        One member.
+
+        Raises:
+            UsageError: There is none of that name.
+        """
+        parts = self.parts()
+        for part in parts:
+            if part.name == name:
+                return part
+        raise UsageError(
+            f"the pool has no member {name}", fix=f"its members: {', '.join(one.name for one in parts)}"
+        )
+
+    def masters(self, group: str) -> list[str]:
+        """Wire addresses of a group's masters."""
+        state = self.groups[group].require()
+        return [one.addresses["listen"] for one in state.members if one.role == "master"]
+
+    def client_options(self, group: str) -> dict[str, Any]:
+        """What a client of a group connects with; between logical hosts it uses the network."""
+        return {
+            "masters": self.masters(group),
+            "secret_file": str(self.groups[group].secret_file),
+            "group": group,
+            "transports_between_hosts": ["tcp"],
+        }
+
+    def ensure_running(self) -> list[str]:
+        """Start what has ended, as its supervisor would; returns the names of what was started."""
+        started = []
+        for name, group in self.groups.items():
+            for member in group.require().members:
+                if not member.running:
+                    group.restart([member.name], timeout_s=START_TIMEOUT_S)
+                    started.append(f"{name}/{member.name}")
+        return started
+
+    def healthy(self) -> str | None:
+        """Why a member does not run as it should; None while all do."""
+        for part_name, member in self._members():
+            if not member.running:
+                return f"{part_name} does not run"
+            if member.stopped:
+                return f"{part_name} is stopped"
+        return None
+
+    def _members(self) -> Iterator[tuple[str, Member]]:
+        for name, group in self.groups.items():
+            for member in group.require().members:
+                yield f"{name}/{member.name}", member
+
+
+def master_statuses(group: LocalGroup) -> list[tuple[str, MasterStatus]]:
+    """What each master of a group says of itself; those that do not answer are left out."""
+    from kvops.store.control import ControlClient
+
+    found = []
+    for member in group.require().members:
+        if member.role != "master" or not member.addresses.get("control"):
+            continue
+        try:
+            with closing(
+                ControlClient(member.addresses["control"], read_secret(group.secret_file), CONTROL_TIMEOUT_S)
+            ) as client:
+                found.append((member.name, client.status()))
+        except KvopsError:
+            continue
+    return found
+
+
+def check_supported(spec: PoolSpec) -> None:
+    """
+    Refuse a pool that this version cannot start.
+
+    Raises:
+        Unsupported: With the reason.
+    """
+    if spec.etcd:
+        try:
+            etcd.program()
+        except Refused as error:
+            raise Unsupported(
+                f"the experiment's pool has an etcd of its own: {error.what}", fix=error.fix
+            ) from None
+    if spec.network == "lab":
+        raise Unsupported(
+            "the experiment's pool wants a network namespace for each member",
+            fix="kvops chaos lab up makes them; experiments in a lab are not run by this version",
+        )
+    if spec.roles_needed:
+        raise Unsupported(
+            f"the experiment needs {', '.join(spec.roles_needed)}, which a local group does not have",
+            fix="run it on a pool that has this role",
+        )
+    if "verbs" in spec.transports:
+        raise Unsupported(
+            "verbs needs an RDMA device", fix="use shm and tcp, or run it on hosts that have one"
+        )
+
+
+@contextmanager
+def started(
+    spec: PoolSpec, *, state_dir: Path, folder: Path | None = None, command: Command = serve_command
+) -> Iterator[PoolUnderTest]:
+    """
+    Start the pool that an experiment asks for; whatever happens, it is stopped and its files are removed.
+
+    Args:
+        spec: What to start.
+        state_dir: Where ledgers lie: who clears up after a killed runner waits for its guardians first.
+        folder: Where; a private temporary folder by default.
+        command: How a role is run: the seam for variants of it.
+
+    Raises:
+        Unsupported: This version cannot start such a pool.
+        KvopsError: It did not start.
+        LeftBehind: A process did not end.
+    """
+    check_supported(spec)
+    with ExitStack() as stack:
+        home = Path(tempfile.mkdtemp(prefix="kvops-chaos-", dir=folder))
+        stack.enter_context(kept(home, state_dir))
+        stack.callback(shutil.rmtree, home, ignore_errors=True)
+        pool = PoolUnderTest(spec=spec, groups={}, state_dir=home)
+        segment_bytes = size_bytes(spec.segment_size)
+        timeout_s = START_TIMEOUT_S + START_TIMEOUT_S_PER_GIB * spec.stores * segment_bytes / GIB
+        for name in group_names(spec):
+            group = LocalGroup(home, name, command=command)
+            stack.callback(_stop, group)
+            group.start(
+                StartPlan(
+                    stores=spec.stores,
+                    segment_size_bytes=segment_bytes,
+                    placement=spec.placement,
+                    masters=spec.masters,
+                    etcd_members=spec.etcd,
+                    transports=tuple(spec.transports),
+                ),
+                timeout_s=timeout_s,
+            )
+            pool.groups[name] = group
+        yield pool
+
+
+def _stop(group: LocalGroup) -> None:
+    try:
+        group.stop(grace_s=1.0)
+    except LeftBehind:
+        group.stop(now=True)
+
+
+def group_names(spec: PoolSpec) -> Sequence[str]:
+    """Names of the groups of a pool."""
+    return [f"g{number + 1}" for number in range(spec.groups)]
+
+
+def engine_names(spec: PoolSpec, group: str) -> list[str]:
+    """Names of a group's engines, which are clients of it."""
+    return [f"{group}e{number}" for number in range(spec.engines)]
+
+
+def planned_parts(spec: PoolSpec) -> list[Part]:
+    """The members that a pool will have, before it is started: without processes."""
+    parts = []
+    for group in group_names(spec):
+        names = [("master", f"master-{n}", f"host-{n}") for n in range(spec.masters)]
+        names += [("store", f"store-{n}", f"host-{n}") for n in range(spec.stores)]
+        names += [("etcd", f"etcd-{n}", f"host-{n}") for n in range(spec.etcd)]
+        names += [(role, f"{role}-{n}", f"host-{n}") for role in spec.roles_needed for n in range(2)]
+        parts += [
+            Part(
+                name=f"{group}/{member}",
+                group=group,
+                member=member,
+                role=role,
+                host=f"{group}/{host}",
+                pid=0,
+                started_ticks=0,
+                boot_id="",
+                leads=member == "master-0",
+            )
+            for role, member, host in names
+        ]
+    return parts

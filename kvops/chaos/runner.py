@@ -1,0 +1,814 @@
+"""
+Runs one experiment from the first look to the verdict.
+
+::
+
+    checked → pool started → steady → ┌ cache-off, baseline, control, fault: interleaved, the same requests in each ┐
+                                      └ fault: inject → active → hold (recheck, guards) → undo → clean → recover ────┘
+    → judged
+
+Whatever happens, what was injected is undone, what was started is stopped, the history has its last row, and the
+checkers run. A fault that was not proved is NOT_INJECTED, whatever the clients saw.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from kvops.chaos import telemetry
+from kvops.chaos.client import now_ns
+from kvops.chaos.experiment import Activity, Experiment, seconds
+from kvops.chaos.guards import GuardThread, Watcher
+from kvops.chaos.history import (
+    Arm,
+    Block,
+    Bounds,
+    Domain,
+    End,
+    Fault,
+    FaultState,
+    Finish,
+    HistoryWriter,
+    Request,
+    Run,
+    Scope,
+    Step,
+    read_run,
+)
+from kvops.chaos.lifecycle import Injection
+from kvops.chaos.lint import Remark, lint, unsupported
+from kvops.chaos.model import Fault as RealFault
+from kvops.chaos.model import State
+from kvops.chaos.observe import Sampler, cpu_stall_s, write_group_events
+from kvops.chaos.pool import PoolUnderTest, check_supported, group_names, planned_parts, started
+from kvops.chaos.profiles import load_share, schedule
+from kvops.chaos.resolve import Chosen, choose
+from kvops.chaos.safeguards import Safeguards
+from kvops.chaos.targets import Target
+from kvops.chaos.workload import Stretch, stretch
+from kvops.errors import Aborted, Dirty, KvopsError, NotInjected, Refused, Unsupported, UsageError
+from kvops.fleet.local import Command, serve_command
+from kvops.host import LocalHost
+
+INJECT_AFTER_S: Final = 0.5  # into the window: both arms have begun evenly by then
+TICK_S: Final = 0.05
+STALL_SHARE_MAX: Final = 0.9
+"""A stretch in which some task waited for a CPU for more of the time than this says nothing about latency."""
+RECHECK_JOIN_S: Final = 8.0
+UNDO_SLACK_S: Final = 30.0  # the guardian's own deadline lies so far behind the planned end
+QUICK_WINDOW_TAIL_S: Final = 7.0  # for the proof, and to look on after the undo
+QUICK_FAULT_S_MAX: Final = 5.0
+QUICK_WARMUP_S: Final = 3.0
+ARM_ORDERS: Final = (
+    (Arm.CACHE_OFF, Arm.BASELINE, Arm.FAULT, Arm.CONTROL),
+    (Arm.CONTROL, Arm.FAULT, Arm.BASELINE, Arm.CACHE_OFF),
+)
+"""Interleaved: a drift of the machine hits every arm alike. The first block has its baseline before its fault."""
+_FAULT_STATES: Final = {
+    State.INJECTING: FaultState.INJECTING,
+    State.ACTIVE: FaultState.ACTIVE,
+    State.UNDOING: FaultState.UNDOING,
+    State.CLEAN: FaultState.CLEAN,
+    State.DIRTY: FaultState.DIRTY,
+}
+
+Say = Callable[[str, str], None]
+"""Takes a step's name and a line about it, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to run."""
+
+    state_dir: Path  # of ledgers and of the lock
+    runs_dir: Path
+    source: str = ""  # the experiment's file, as it was named
+    seed: int | None = None
+    quick: bool = False
+    without: tuple[str, ...] = ()  # safeguards to switch off
+    placement: str = ""  # instead of the file's
+    max_duration_s: float | None = None
+    command: Command = serve_command
+    pool_factory: str = ""  # of the clients
+    folder: Path | None = None  # of the pool under test
+    round_of: Callable[[int], Experiment] | None = None
+    """Of a soak: the experiment whose faults each block has, instead of the one that is run."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Ran:
+    """What became of a run, before it is judged."""
+
+    run_id: str
+    folder: Path
+    end: End
+    why: str
+    undone: bool = True
+    left: tuple[str, ...] = ()
+    injected: bool = False
+    seconds: float = 0.0
+
+
+class _Interrupted(BaseException):
+    """Ctrl-C or SIGTERM: not an Exception, so that nothing between takes it for its own trouble."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+class _Abort(Exception):
+    """A guard tripped, or the time is over."""
+
+
+@dataclass(slots=True)
+class _Window:
+    """How long things take in one run."""
+
+    blocks: int
+    window_s: float
+    fault_s: float
+    warmup_s: float
+    arms: tuple[Arm, ...]
+
+
+def windows(experiment: Experiment, *, quick: bool) -> _Window:
+    """Blocks, windows and arms of a run; ``quick`` is one pair with short windows."""
+    workload, limits = experiment.ours.workload, experiment.ours.deadlines
+    fault_s, warmup_s = seconds(limits.fault), seconds(workload.warmup)
+    if not quick:
+        return _Window(workload.blocks, workload.window_s, fault_s, warmup_s, tuple(workload.arms))
+    fault_s = min(fault_s, QUICK_FAULT_S_MAX)
+    arms = tuple(arm for arm in workload.arms if arm in (Arm.BASELINE, Arm.FAULT))
+    window_s = min(workload.window_s, INJECT_AFTER_S + fault_s + QUICK_WINDOW_TAIL_S)
+    return _Window(1, window_s, fault_s, min(warmup_s, QUICK_WARMUP_S), arms)
+
+
+def duration_s(experiment: Experiment, *, quick: bool) -> float:
+    """About how long a run takes, in seconds: said before it starts."""
+    plan = windows(experiment, quick=quick)
+    stretch_s = plan.warmup_s + plan.window_s + 2.0  # clients start and end
+    return 5.0 + plan.blocks * len(plan.arms) * stretch_s
+
+
+def errors(experiment: Experiment, *, seed: int | None = None) -> list[Remark]:
+    """What refuses an experiment."""
+    from kvops.chaos.faults import catalogue
+
+    return [one for one in lint(experiment, catalogue(), seed=seed) if one.severity == "error"]
+
+
+def refuse(remarks: Sequence[Remark], *, source: str) -> None:
+    """
+    Raise for the first of these; nothing was touched yet.
+
+    Raises:
+        UsageError: There is one.
+        Refused: It is one of scope.
+    """
+    if not remarks:
+        return
+    first = remarks[0]
+    more = f" (and {len(remarks) - 1} more: kvops chaos validate)" if len(remarks) > 1 else ""
+    kind = Refused if first.rule == "scope" and "%" in first.text else UsageError
+    raise kind(f"{source}: {first.text}{more}", fix=first.fix or "correct the file")
+
+
+@contextmanager
+def one_at_a_time(state_dir: Path, run_id: str) -> Iterator[None]:
+    """
+    Be the only experiment under a state folder; the kernel gives it up when we die.
+
+    Raises:
+        Refused: Another one runs.
+    """
+    folder = state_dir / "chaos"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(folder / "runner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = os.pread(handle, 100, 0).decode("ascii", "replace").strip() or "unknown"
+            raise Refused(
+                f"experiment {other} is running", fix="wait for it, or end it: kvops chaos abort"
+            ) from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, run_id.encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+def run(experiment: Experiment, options: Options, *, say: Say = lambda step, text: None) -> Ran:
+    """
+    Run an experiment; the history lies in ``Ran.folder`` however it ended.
+
+    Call it from the main thread: it takes Ctrl-C and SIGTERM, and clients die with the thread that started them.
+
+    Raises:
+        UsageError: The file is wrong; nothing was touched.
+        Refused: A guard is in the way; nothing was touched.
+    """
+    from kvops.chaos.faults import catalogue
+
+    seed = experiment.ours.workload.seed if options.seed is None else options.seed
+    missing = unsupported(experiment, catalogue())
+    wrong = [one for one in errors(experiment, seed=seed) if not _no_baseline(one)]
+    refuse(wrong, source=options.source or experiment.title)
+    run_id = f"{datetime.now(UTC).strftime('%m%dT%H%M%S')}-{seed}-{secrets.token_hex(2)}"
+    with one_at_a_time(options.state_dir, run_id):
+        _refuse_environment(experiment)
+        from kvops.chaos.ledger import Book
+
+        Book(options.state_dir).refuse_if_not_ready()
+        folder = options.runs_dir / run_id
+        folder.mkdir(parents=True, mode=0o700)
+        with HistoryWriter(folder / "runner.jsonl", name="runner", sync=True) as writer:
+            return _Runner(experiment, options, run_id, folder, writer, seed=seed, say=say).run(missing)
+
+
+def _no_baseline(remark: Remark) -> bool:
+    return remark.rule == "baseline" and "no baseline" in remark.text
+
+
+def _refuse_environment(experiment: Experiment) -> None:
+    wanted = experiment.ours.environment
+    here = "local"  # the pool under test is one of our own
+    if wanted.must_match not in ("", here):
+        raise Refused(
+            f"the experiment is for {wanted.must_match!r} (environment.must_match), its pool here is {here!r}",
+            fix="correct environment.must_match if it may run on this machine",
+        )
+    if here in wanted.forbid_labels:
+        raise Refused(f"environment.forbid_labels names {here!r}", fix="run it elsewhere")
+
+
+class _Runner:
+    """One run under way."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        options: Options,
+        run_id: str,
+        folder: Path,
+        writer: HistoryWriter,
+        *,
+        seed: int,
+        say: Say,
+    ) -> None:
+        self._experiment = experiment
+        self._options = options
+        self._ours = experiment.ours
+        self._folder = folder
+        self._writer = writer
+        self._seed = seed
+        self._say = say
+        self._plan = windows(experiment, quick=options.quick)
+        self._safeguards = Safeguards(options.without)
+        self._pool_spec = self._safeguards.pool(
+            msgspec.structs.replace(self._ours.pool, placement=options.placement)
+            if options.placement
+            else self._ours.pool
+        )
+        self._workload = self._safeguards.workload(
+            msgspec.structs.replace(self._ours.workload, seed=seed, warmup=self._plan.warmup_s)
+        )
+        self._chosen: Chosen | None = None
+        self._pool: PoolUnderTest | None = None
+        self._injection: Injection | None = None
+        self._block = 0
+        self._began_s = time.monotonic()
+        self._ran = Ran(run_id=run_id, folder=folder, end=End.COMPLETED, why="")
+
+    # The whole
+
+    def run(self, missing: Sequence[str]) -> Ran:
+        ran = self._ran
+        with self._signals():
+            try:
+                self._write_run(missing)
+                if missing:
+                    raise Unsupported(
+                        f"this version has no {', '.join(missing)}", fix="see kvops chaos catalog"
+                    )
+                if Arm.BASELINE not in self._ours.workload.arms:
+                    self._end(End.NOT_STEADY, "the experiment has no baseline arm: nothing to compare with")
+                else:
+                    check_supported(self._pool_spec)
+                    self._run()
+            except Unsupported as error:
+                self._end(End.UNSUPPORTED, str(error))
+            except _Abort as error:
+                self._end(End.ABORTED, str(error))
+            except Dirty as error:
+                self._dirty(error)
+            except (NotInjected, Aborted) as error:
+                self._end(End.ABORTED if isinstance(error, Aborted) else ran.end, str(error))
+            except _Interrupted as error:
+                self._end(End.INTERRUPTED, f"{signal.Signals(error.signum).name}; everything was undone")
+            except KvopsError as error:
+                self._end(End.ABORTED, str(error))
+            finally:
+                ran.seconds = time.monotonic() - self._began_s
+                self._writer.write(
+                    Finish(t_ns=now_ns(), end=ran.end, why=ran.why, undone=ran.undone, left=ran.left)
+                )
+        return ran
+
+    def _end(self, end: End, why: str) -> None:
+        self._ran.end, self._ran.why = end, why
+        self._step(end.value, why, ok=False)
+
+    def _dirty(self, error: Dirty) -> None:
+        self._ran.undone, self._ran.left = False, tuple(error.commands)
+        self._end(End.ABORTED, str(error))
+
+    def _run(self) -> None:
+        with ExitStack() as stack:
+            self._step("start", self._pool_text())
+            self._pool = pool = stack.enter_context(
+                started(
+                    self._pool_spec,
+                    state_dir=self._options.state_dir,
+                    folder=self._options.folder,
+                    command=self._options.command,
+                )
+            )
+            self._check_available(pool)
+            sampler = Sampler(pool, self._writer)
+            sampler.take("before")
+            stack.enter_context(sampler.running())
+            for block in range(self._plan.blocks):
+                self._block = block
+                for arm in ARM_ORDERS[block % 2]:
+                    if arm not in self._plan.arms:
+                        continue
+                    self._check_total()
+                    if arm is Arm.FAULT:
+                        self._fault(pool, block)
+                    else:
+                        self._quiet(pool, arm, block)
+                    if not self._ran.injected and arm is Arm.FAULT:
+                        return
+                    if block == 0 and arm is Arm.BASELINE and not self._steady("steady", Arm.BASELINE):
+                        return
+            sampler.take("quiet")
+
+    def _pool_text(self) -> str:
+        spec = self._pool_spec
+        groups = f"{spec.groups} groups of " if spec.groups > 1 else ""
+        return (
+            f"{groups}{spec.masters} master, {spec.stores} stores, {spec.engines} engines, {spec.placement}"
+        )
+
+    def _check_total(self) -> None:
+        limit_s = seconds(self._ours.deadlines.total) * max(1, self._plan.blocks * len(self._plan.arms))
+        if self._options.max_duration_s is not None:
+            limit_s = min(limit_s, self._options.max_duration_s)
+        if time.monotonic() - self._began_s > limit_s:
+            raise _Abort(f"the run took longer than {limit_s:g} s")
+
+    # The history's frame
+
+    def _write_run(self, missing: Sequence[str]) -> None:
+        spec, scope, expect = self._pool_spec, self._ours.scope, self._ours.expect
+        chosen = None
+        if not missing or self._experiment.faults:
+            chosen = choose(self._experiment, planned_parts(spec), seed=self._seed)
+            self._chosen = chosen
+        calls = self._experiment.faults
+        domains = [
+            Domain(name=f"{group}/host-{number}", group=group, hosts=(f"host-{number}",))
+            for group in group_names(spec)
+            for number in range(max(spec.engines, spec.stores))
+        ]
+        self._writer.write(
+            Run(
+                run_id=self._ran.run_id,
+                title=self._experiment.title,
+                experiment=self._options.source,
+                seed=self._seed,
+                started_ns=now_ns(),
+                load_share=round(self._load_share(), 3),
+                started_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                group=",".join(group_names(spec)),
+                environment="local",
+                fault=",".join(dict.fromkeys(call.name for call in calls)),
+                target=",".join(dict.fromkeys(hit.part.name for hit in chosen.hits)) if chosen else "",
+                placement=spec.placement,
+                without=self._options.without,
+                domains=tuple(domains),
+                scope=Scope(
+                    groups=chosen.groups if chosen else (),
+                    domains=chosen.domains if chosen else (),
+                    hosts=tuple(one.partition("/")[2] for one in chosen.domains) if chosen else (),
+                    capacity_share=chosen.capacity_share if chosen else 0.0,
+                ),
+                bounds=Bounds(
+                    containment_ratio=expect.containment_ratio,
+                    spread=expect.spread,
+                    amplification=expect.amplification,
+                    t_contain_s=seconds(expect.t_contain),
+                    t_recover_s=seconds(expect.t_recover),
+                    read_timeout_ms=seconds(self._workload.budget) * 1000,
+                    breaker_scope=_breaker_scope(self._experiment),
+                    t_open_s=seconds(expect.breaker.opens_within if expect.breaker else "2s"),
+                ),
+                checkers=tuple(self._ours.checkers),
+                window_s=max(1.0, self._plan.fault_s / 2),
+                quick=self._options.quick,
+                command=self._again(),
+            )
+        )
+        what = ", ".join(f"{call.name}" for call in calls)
+        on = ", ".join(hit.part.name for hit in chosen.hits) if chosen else scope.select.role
+        share = f" ({chosen.capacity_share:.1%} of its group)" if chosen and chosen.capacity_share else ""
+        self._say("plan", f"seed {self._seed}  {what} on {on} for {self._plan.fault_s:g} s{share}")
+
+    def _load_share(self) -> float:
+        length_s = self._plan.warmup_s + self._plan.window_s
+        planned = schedule(
+            self._workload.profile,
+            rps=self._workload.rps,
+            duration_s=length_s,
+            engines=self._pool_spec.engines,
+            l2_pages=0,
+            seed=self._seed * 1_000,
+        )
+        return load_share(planned, engines=self._pool_spec.engines, duration_s=length_s)
+
+    def _again(self) -> str:
+        words = ["kvops chaos run", self._options.source or "EXPERIMENT", f"--seed {self._seed}"]
+        words += ["--quick"] * self._options.quick
+        words += [f"--without {','.join(self._options.without)}"] * bool(self._options.without)
+        return " ".join(words)
+
+    def _step(self, name: str, text: str, *, ok: bool = True, commands: Sequence[str] = ()) -> None:
+        self._writer.write(Step(t_ns=now_ns(), name=name, ok=ok, text=text, commands=tuple(commands)))
+        self._say(name, f"{'✓' if ok else '✗'} {text}")
+
+    # Stretches
+
+    @contextmanager
+    def _stretch(self, pool: PoolUnderTest, arm: Arm, block: int) -> Iterator[Stretch]:
+        options = {
+            group: {**pool.client_options(group), **self._safeguards.client_options()}
+            for group in pool.groups
+        }
+        with stretch(
+            self._pool_spec,
+            self._workload,
+            arm=arm,
+            block=block,
+            window_s=self._plan.window_s,
+            folder=self._folder,
+            options=options,
+            pool_factory=self._options.pool_factory or self._safeguards.pool_factory,
+        ) as one:
+            stalled, began = cpu_stall_s(), time.monotonic()
+            one.go()
+            row = Block(arm=arm, block=block, t_start_ns=one.start_ns, seed=one.seed)
+            self._writer.write(row)
+            try:
+                yield one
+            finally:
+                share = 0.0
+                if stalled is not None:
+                    share = min(
+                        1.0, ((cpu_stall_s() or stalled) - stalled) / max(0.1, time.monotonic() - began)
+                    )
+                self._writer.write(
+                    msgspec.structs.replace(row, t_end_ns=now_ns(), cpu_stall_share=round(share, 3))
+                )
+                write_group_events(pool, self._writer, since_ns=one.start_ns, block=block)
+
+    def _quiet(self, pool: PoolUnderTest, arm: Arm, block: int) -> None:
+        with self._stretch(pool, arm, block) as one:
+            one.finish()
+        rows = self._rows(arm, block)
+        rate, hits = telemetry.success_rate(rows), telemetry.hit_ratio(rows)
+        text = f"{len(rows)} requests, success {_percent(rate)}, hit {_percent(hits)}"
+        self._step(arm.value, text)
+
+    def _rows(self, arm: Arm, block: int) -> list[Request]:
+        """Requests of one stretch's window, from its files."""
+        rows: list[Request] = []
+        for path in sorted(self._folder.glob(f"{arm.value}-{block}-*.jsonl")):
+            for line in path.read_bytes().splitlines():
+                if line.startswith(b'{"type":"request"'):
+                    try:
+                        rows.append(msgspec.json.decode(line, type=Request))
+                    except msgspec.DecodeError:
+                        continue
+        return [row for row in rows if row.cls != "warmup"]
+
+    def _steady(self, name: str, arm: Arm) -> bool:
+        """Every probe of the hypothesis is asked, whatever the first one says."""
+        rows = self._rows(arm, self._block)
+        failed: list[str] = []
+        for probe in self._probes():
+            function = telemetry.PROBES[probe.provider.func if probe.provider else ""]
+            value = function(rows)
+            if value is None or not within(value, probe.tolerance):
+                failed.append(f"{probe.name or function.__name__} is {value}, expected {probe.tolerance}")
+        if not failed:
+            return True
+        self._end(End.NOT_STEADY, f"before the fault: {'; '.join(failed)}")
+        return False
+
+    def _probes(self) -> list[Activity]:
+        hypothesis = self._experiment.steady_state_hypothesis
+        probes = hypothesis.probes if hypothesis is not None else []
+        return [one for one in probes if one.provider is not None and one.provider.func in telemetry.PROBES]
+
+    # The fault
+
+    def _build(self, pool: PoolUnderTest) -> list[RealFault]:
+        from kvops.chaos import targets
+
+        experiment = self._of_block(self._block)
+        self._chosen = chosen = choose(
+            experiment, pool.parts(roles=True), seed=self._seed + 7_919 * self._rounds()
+        )
+        members = {
+            f"{name}/{one.name}": _asked_where(one)
+            for name, group in pool.groups.items()
+            for one in targets.of_group(group)
+        }
+        faults = []
+        for hit in chosen.hits:
+            target = members.get(hit.part.name)
+            if target is None:
+                raise NotInjected(f"{hit.part.name} does not run", fix="see its log")
+            control = members.get(hit.control.name) if hit.control is not None else None
+            if control is None:
+                raise Refused(
+                    f"{hit.part.name} has no neighbour that could stay well",
+                    fix="give the pool another store",
+                )
+            arguments = {key: value for key, value in hit.call.arguments.items() if key != "hold"}
+            faults.append(targets.build(hit.call.name, arguments, target=target, control=control))
+        return faults
+
+    def _of_block(self, block: int) -> Experiment:
+        return self._experiment if self._options.round_of is None else self._options.round_of(block)
+
+    def _rounds(self) -> int:
+        """Another choice of targets in each round of a soak; the same in each block of an experiment."""
+        return 0 if self._options.round_of is None else self._block
+
+    def _fault_s(self, block: int) -> float:
+        if self._options.round_of is None:
+            return self._plan.fault_s
+        return seconds(self._of_block(block).ours.deadlines.fault)
+
+    def _check_available(self, pool: PoolUnderTest) -> None:
+        host = LocalHost()
+        for one in self._build(pool):
+            reason = one.unavailable(host)
+            if reason is not None:
+                raise Unsupported(
+                    f"{one.name} cannot be done on {one.target.name}: {reason}", fix="kvops chaos doctor"
+                )
+
+    def _fault(self, pool: PoolUnderTest, block: int) -> None:
+        try:
+            with self._stretch(pool, Arm.FAULT, block) as one:
+                self._wait_until(one.window_start_ns + round(INJECT_AFTER_S * 1e9), one, None)
+                self._inject_and_hold(pool, one, block)
+                one.finish()
+        finally:
+            started_again = pool.ensure_running()
+            if started_again:
+                self._step("start", f"{', '.join(started_again)} started again")
+        rows = self._rows(Arm.FAULT, block)
+        text = f"{len(rows)} requests, success {_percent(telemetry.success_rate(rows))}"
+        self._step("recover", f"{text}, hit {_percent(telemetry.hit_ratio(rows))}")
+
+    def _inject_and_hold(self, pool: PoolUnderTest, one: Stretch, block: int) -> None:
+        limits = self._ours.deadlines
+        faults = self._build(pool)
+        self._injection = injection = Injection(
+            faults,
+            host=LocalHost(),
+            state_dir=self._options.state_dir,
+            lease_s=seconds(limits.lease),
+            deadline_s=self._fault_s(block) + seconds(limits.undo) + UNDO_SLACK_S,
+            on_state=lambda state, detail: self._on_state(faults, block, state, detail),
+            verify_timeout_s=seconds(self._ours.verify.timeout),
+            name=f"{self._ran.run_id}-b{block}",
+        )
+        guards = GuardThread(self._watcher(one))
+        guards.start()
+        try:
+            with injection:
+                try:
+                    evidence = injection.inject()
+                except (NotInjected, Aborted) as error:
+                    if guards.trip.is_set():
+                        raise _Abort(guards.why) from error
+                    raise
+                self._ran.injected = True
+                self._step("active", "; ".join(str(each) for each in evidence))
+                why = self._hold(injection, guards, one)
+                proof = injection.undo()
+                self._step(
+                    "clean",
+                    f"before = after, undone in {proof.undo_s:.2f} s by {proof.by}",
+                    commands=[result.step.command() for result in proof.steps],
+                )
+                if why:
+                    raise _Abort(why)
+        finally:
+            guards.stop()
+            self._injection = None
+
+    def _hold(self, injection: Injection, guards: GuardThread, one: Stretch) -> str:
+        """Keep the fault until its time is over; returns why it ended early, if it did."""
+        end_s = time.monotonic() + self._fault_s(self._block)
+        recheck_s = seconds(self._ours.verify.recheck)
+        beat_s = seconds(self._ours.deadlines.lease) / 4
+        next_beat = time.monotonic() + beat_s
+        next_check = time.monotonic() + recheck_s
+        checker: _Recheck | None = None
+        self._step("hold", f"{self._fault_s(self._block):g} s, rechecked every {recheck_s:g} s")
+        while time.monotonic() < end_s:
+            if guards.trip.wait(TICK_S):
+                self._step("guard", guards.why, ok=False)
+                return guards.why
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + beat_s
+                injection.beat()
+            if checker is not None and checker.done:
+                checker.raise_error()
+                checker, next_check = None, now + recheck_s
+            elif checker is None and now >= next_check and end_s - now > 1.0:
+                checker = _Recheck(injection)
+            dead = one.dead()
+            if dead:
+                return f"clients {', '.join(dead)} ended: the observer is gone"
+        if checker is not None:
+            checker.join()
+            checker.raise_error()
+        return ""
+
+    def _watcher(self, one: Stretch) -> Watcher:
+        seen = telemetry.Telemetry([client.spec for client in one.clients], one.start_ns)
+        return Watcher(self._ours.guards, {"success_rate": seen.success_rate, "telemetry_age": seen.age_s})
+
+    def _wait_until(self, at_ns: int, one: Stretch, guards: GuardThread | None) -> None:
+        pause = threading.Event()
+        while (left_s := (at_ns - now_ns()) / 1e9) > 0:
+            pause.wait(min(left_s, 0.2))
+            dead = one.dead()
+            if dead:
+                raise _Abort(f"clients {', '.join(dead)} ended before the fault: the observer is gone")
+
+    def _on_state(self, faults: Sequence[RealFault], block: int, state: State, detail: str) -> None:
+        kind = _FAULT_STATES.get(state)
+        if kind is None:
+            return
+        injection = self._injection
+        share = self._chosen.capacity_share if self._chosen is not None else 0.0
+        for one in faults:
+            commands: tuple[str, ...] = ()
+            if kind in (FaultState.UNDOING, FaultState.DIRTY):
+                commands = tuple(step.command() for step in one.undo())
+            self._writer.write(
+                Fault(
+                    state=kind,
+                    t_ns=now_ns(),
+                    fault=one.name,
+                    target=one.target.name,
+                    group=one.target.group,
+                    host=one.target.host,
+                    block=block,
+                    capacity_share=share / len(faults),
+                    lost_share=lost_share(one),
+                    proof=tuple(part for part in detail.split("; ") if part)
+                    if kind is FaultState.ACTIVE
+                    else (),
+                    commands=commands,
+                    why=detail if kind is FaultState.DIRTY else "",
+                )
+            )
+        if kind is FaultState.INJECTING and injection is not None:
+            self._say(
+                "inject", ", ".join(f"{one.name} {one.target.group}/{one.target.name}" for one in faults)
+            )
+
+    # Signals
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """
+        The first Ctrl-C or SIGTERM ends the run in order; the next asks the guardian to undo at once. Neither
+        skips the undo.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        seen: list[int] = []
+
+        def end(signum: int, frame: FrameType | None) -> None:
+            seen.append(signum)
+            if len(seen) == 1:
+                raise _Interrupted(signum)
+            injection = self._injection
+            if injection is not None and injection.experiment is not None:
+                injection.experiment.abort_file.write_text("interrupted twice")
+
+        before = {one: signal.signal(one, end) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+
+def _asked_where(target: Target) -> Target:
+    """A member of etcd says nothing of its address when it starts: its configuration does."""
+    if target.role != "etcd" or "http" in target.addresses:
+        return target
+    found = yaml.safe_load(Path(target.config_file).read_text())
+    address = str(found["listen-client-urls"]).partition(",")[0].removeprefix("http://")
+    return replace(target, addresses={**target.addresses, "http": address, "listen": address})
+
+
+class _Recheck:
+    """A proof that the fault is still there, on a thread of its own: a guard's trip must not wait for it."""
+
+    def __init__(self, injection: Injection) -> None:
+        self._injection = injection
+        self._error: KvopsError | None = None
+        self._thread = threading.Thread(target=self._run, name="chaos-recheck", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has its answer."""
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the answer, but not for ever."""
+        self._thread.join(RECHECK_JOIN_S)
+
+    def raise_error(self) -> None:
+        """Raise what it found, if it found the fault gone."""
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._injection.recheck()
+        except KvopsError as error:
+            self._error = error
+
+
+def lost_share(fault: RealFault) -> float:
+    """The share of the time that a target is gone: a starved one for what it is not given."""
+    return 1.0 - float(getattr(fault, "cpu_share", 0.0))
+
+
+def within(value: float, tolerance: Any) -> bool:
+    """Whether a probe's value fits a tolerance of the Chaos Toolkit: a number, [low, high], or a range."""
+    if isinstance(tolerance, Mapping) and tolerance.get("type") == "range":
+        tolerance = tolerance.get("range")
+    if isinstance(tolerance, list) and len(tolerance) == 2:
+        return bool(tolerance[0] <= value <= tolerance[1])
+    return bool(value == tolerance)
+
+
+def _breaker_scope(experiment: Experiment) -> str:
+    """What checkers may expect: a breaker of the whole group must stay closed for a fault of one node."""
+    expected = experiment.ours.expect.breaker
+    if expected is None:
+        return ""
+    return {"node": "store", "group": "group", "none": ""}[expected.scope]
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def read(ran: Ran) -> Any:
+    """The record of a run, for judging."""
+    return read_run(ran.folder)

@@ -1,0 +1,152 @@
+"""Runs experiment after experiment, and puts their verdicts beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from kvops.chaos import artefacts
+from kvops.chaos.experiment import Experiment, load
+from kvops.chaos.history import RunRecord, read_run
+from kvops.chaos.runner import Options, Ran, Say, duration_s, run
+from kvops.chaos.verdict import EXIT_CODES, Judgement, RunVerdict, judge
+from kvops.errors import KvopsError, UsageError
+
+QUICK_TAG: Final = "quick"
+_GRAVITY: Final = (
+    RunVerdict.DIRTY,
+    RunVerdict.INTERRUPTED,
+    RunVerdict.FAIL,
+    RunVerdict.ABORTED,
+    RunVerdict.NOT_INJECTED,
+    RunVerdict.BASELINE_NOT_STEADY,
+    RunVerdict.UNKNOWN,
+    RunVerdict.UNSUPPORTED,
+    RunVerdict.PASS,
+)
+REFUSED: Final = "REFUSED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One experiment of a suite."""
+
+    path: Path
+    experiment: Experiment
+    seconds: float  # about
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What became of one."""
+
+    path: Path
+    title: str
+    fault: str
+    verdict: str
+    why: str
+    k: float | None = None
+    spread: float | None = None
+    amplification: float | None = None
+    seconds: float = 0.0
+    folder: Path | None = None
+    exit_code: int = 0
+
+
+def select(folder: Path, *, quick: bool) -> list[Entry]:
+    """
+    The experiments of a folder, by name; with ``quick`` those that are tagged for it.
+
+    Raises:
+        ConfigError: One cannot be read.
+        UsageError: There is none.
+    """
+    paths = sorted(folder.glob("*.yaml")) if folder.is_dir() else [folder]
+    entries = []
+    for path in paths:
+        experiment = load(path)
+        if not quick or QUICK_TAG in experiment.tags:
+            entries.append(
+                Entry(path=path, experiment=experiment, seconds=duration_s(experiment, quick=quick))
+            )
+    if not entries:
+        raise UsageError(
+            f"{folder} holds no experiment" + (f" tagged {QUICK_TAG}" if quick else ""),
+            fix="name a folder of *.yaml experiments, such as playbooks/experiments",
+        )
+    return entries
+
+
+def run_judged(experiment: Experiment, options: Options, *, say: Say) -> tuple[Ran, RunRecord, Judgement]:
+    """
+    Run one, judge it, and write its reports beside its history.
+
+    Raises:
+        UsageError, Refused: Nothing was touched.
+    """
+    ran = run(experiment, options, say=say)
+    record = read_run(ran.folder)
+    judgement = judge(record)
+    artefacts.write(ran.folder, record, judgement)
+    return ran, record, judgement
+
+
+def run_suite(
+    entries: Sequence[Entry],
+    options: Options,
+    *,
+    say: Say,
+    begin: Callable[[Entry], None] = lambda entry: None,
+) -> Iterator[Row]:
+    """Run all, one after another; a row each as it ends. What refuses one does not hold up the others."""
+    for entry in entries:
+        begin(entry)
+        faults = ",".join(dict.fromkeys(call.name for call in entry.experiment.faults))
+        try:
+            ran, _, judged = run_judged(entry.experiment, replace(options, source=str(entry.path)), say=say)
+        except KvopsError as error:
+            yield Row(
+                path=entry.path,
+                title=entry.experiment.title,
+                fault=faults,
+                verdict=REFUSED,
+                why=error.what,
+                exit_code=error.exit_code,
+            )
+            continue
+        numbers = judged.containment
+        yield Row(
+            path=entry.path,
+            title=entry.experiment.title,
+            fault=faults,
+            verdict=judged.verdict.value,
+            why=judged.reasons[0],
+            k=numbers.k,
+            spread=numbers.spread,
+            amplification=numbers.amplification,
+            seconds=ran.seconds,
+            folder=ran.folder,
+            exit_code=judged.exit_code,
+        )
+        if judged.verdict in (RunVerdict.DIRTY, RunVerdict.INTERRUPTED):
+            return  # nothing new is begun before that is cleared up
+
+
+def exit_code(rows: Iterable[Row], *, allow_unsupported: bool, quick: bool) -> int:
+    """
+    Of a whole suite: the gravest of its rows'.
+
+    ``quick`` runs prove little by design: what they could not conclude is no failure of theirs, but is printed.
+    """
+    forgiven = {RunVerdict.PASS.value}
+    if allow_unsupported:
+        forgiven.add(RunVerdict.UNSUPPORTED.value)
+    if quick:
+        forgiven.add(RunVerdict.UNKNOWN.value)
+    grave = [row for row in rows if row.verdict not in forgiven]
+    for verdict in _GRAVITY:
+        if any(row.verdict == verdict.value for row in grave):
+            return EXIT_CODES[verdict]
+    return max((row.exit_code for row in grave), default=0)

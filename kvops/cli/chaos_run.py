@@ -1,0 +1,131 @@
+"""``kvops chaos run``: one experiment, from the first look to the verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kvops.cli import options
+from kvops.cli.chaos_where import state_dir
+from kvops.cli.options import DURATION_MS, PATH, Settings
+from kvops.cli.output import Output, printable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvops.chaos.history import RunRecord
+    from kvops.chaos.runner import Ran
+    from kvops.chaos.verdict import Judgement
+
+RUNS: Final = "runs"
+EXIT_LEFT_BEHIND: Final = 4
+EXIT_INTERRUPTED: Final = 130
+
+
+@options.command("run")
+@click.argument("file", type=PATH)
+@click.option("--seed", type=int, help="Instead of the file's.")
+@click.option("--quick", is_flag=True, help="One pair of arms with short windows; proves little.")
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="LIST",
+    help="Run again without these safeguards, such as breaker,local-first; both are shown.",
+)
+@click.option("--max-duration", type=DURATION_MS, metavar="DURATION", help="End the run after this long.")
+@click.option("--runs", "runs_dir", type=PATH, default=RUNS, show_default=True, help="Where histories go.")
+@click.option("--yes", is_flag=True, help="Ask nothing: pools of an experiment's own never ask anyway.")
+@click.pass_obj
+def command(
+    settings: Settings,
+    file: Path,
+    seed: int | None,
+    quick: bool,
+    without: tuple[str, ...],
+    max_duration: int | None,
+    runs_dir: Path,
+    yes: bool,
+) -> int:
+    r"""
+    Run an experiment on a pool of its own: inject, prove, hold, undo, prove again, judge.
+
+    Ctrl-C undoes; a second one has the guardian undo at once. The exit code is the verdict's: 0 PASS, 1 FAIL,
+    4 DIRTY, 10 BASELINE_NOT_STEADY, 11 NOT_INJECTED, 12 ABORTED, 13 UNKNOWN, 14 UNSUPPORTED, 130 interrupted.
+
+    \b
+    Examples:
+      kvops chaos run playbooks/experiments/store-pause.yaml
+      kvops chaos run playbooks/experiments/store-kill.yaml --without local-first
+    """
+    from dataclasses import replace
+
+    from kvops.chaos.experiment import load
+    from kvops.chaos.report.compare import Side, label, render
+    from kvops.chaos.report.compare import document as compared
+    from kvops.chaos.report.document import document
+    from kvops.chaos.runner import Options, duration_s
+    from kvops.chaos.safeguards import Safeguards
+    from kvops.chaos.suite import run_judged
+    from kvops.cli.units import human_age, split_list
+
+    out = Output(settings)
+    names = tuple(split_list(without))
+    Safeguards(names)  # a misspelt one is refused before anything runs
+    experiment = load(file)
+    options_ = Options(
+        state_dir=state_dir(settings),
+        runs_dir=runs_dir,
+        source=str(file),
+        seed=seed,
+        quick=quick,
+        max_duration_s=None if max_duration is None else max_duration / 1000,
+    )
+    expected_s = duration_s(experiment, quick=quick) * (2 if names else 1)
+    out.header("local", f"{experiment.title}   about {human_age(expected_s)}")
+    ran, record, judged = run_judged(experiment, options_, say=teller(settings))
+    show(out, ran, record, judged)
+    sides = [Side(label=label(record), record=record, judgement=judged)]
+    if names and judged.exit_code not in (EXIT_LEFT_BEHIND, EXIT_INTERRUPTED):
+        out.line()
+        out.header("local", f"the same without {', '.join(names)}")
+        ran, record, bare = run_judged(experiment, replace(options_, without=names), say=teller(settings))
+        show(out, ran, record, bare)
+        sides.append(Side(label=label(record), record=record, judgement=bare))
+    if len(sides) > 1 and not out.structured:
+        out.line()
+        for line in render(sides).splitlines():
+            out.line(line)
+    if out.structured:
+        made = document(sides[0].record, judged)
+        if len(sides) > 1:
+            made["comparison"] = compared(sides)
+        out.raw_json(made)
+    return judged.exit_code
+
+
+def teller(settings: Settings) -> Any:
+    """Prints a run's steps as they happen, on stderr."""
+
+    def say(step: str, text: str) -> None:
+        if not settings.quiet:
+            click.echo(f"{step:<9} {text}", err=True)
+
+    return say
+
+
+def show(out: Output, ran: Ran, record: RunRecord, judged: Judgement) -> None:
+    """The run, for people."""
+    if out.structured:
+        return
+    from kvops.chaos.artefacts import PAGE
+    from kvops.chaos.report import text
+
+    for line in text.render(record, judged, verbose=out.settings.verbose > 0).splitlines():
+        out.line(printable(line))
+    out.line(f"{ran.folder / PAGE}")
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure, or a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,120 @@
+"""Guards: what trips them, what does not, and that being blind does."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from kvops.chaos import telemetry
+from kvops.chaos.client import ClientSpec, now_ns
+from kvops.chaos.experiment import Guard
+from kvops.chaos.guards import GuardThread, Watcher, violated
+from kvops.chaos.history import Arm, HistoryWriter, Outcome, Request
+from kvops.chaos.profiles import Planned
+
+
+@pytest.mark.parametrize(
+    ("guard", "value", "trips"),
+    [
+        (Guard(probe="success_rate", below=0.9), 0.89, True),
+        (Guard(probe="success_rate", below=0.9), 0.9, False),
+        (Guard(probe="success_rate", below=0.9), None, False),
+        (Guard(probe="telemetry_age", above="5s"), 5.1, True),
+        (Guard(probe="telemetry_age", above="5s"), 5.0, False),
+    ],
+)
+def test_limits(guard: Guard, value: float | None, trips: bool) -> None:
+    """A limit is passed only beyond it, and a probe that has nothing to say yet passes none."""
+    assert (violated(guard, value) is not None) is trips
+
+
+def test_only_so_many_in_a_row_trip() -> None:
+    """One bad look between good ones is no reason to end an experiment."""
+    values = iter([0.1, 0.1, 1.0, 0.1, 0.1, 0.1])
+    watcher = Watcher(
+        [Guard(probe="success_rate", below=0.5, times=3, every=0.0)], {"success_rate": lambda: next(values)}
+    )
+
+    said = [watcher.look(now_s=float(second)) for second in range(6)]
+
+    assert said[:5] == [None] * 5
+    assert said[5] is not None
+    assert "success_rate 0.100 is below 0.5" in said[5]
+
+
+def test_a_guard_that_breaks_down_trips() -> None:
+    """What cannot see must not let an experiment go on."""
+
+    def broken() -> float:
+        raise ValueError("no telemetry")
+
+    thread = GuardThread(Watcher([Guard(probe="success_rate", below=0.5)], {"success_rate": broken}))
+    thread.start()
+
+    assert thread.trip.wait(10)
+    thread.stop()
+    assert "no telemetry" in thread.why
+
+
+def test_stopping_ends_the_thread() -> None:
+    """An experiment that ends leaves no guard behind."""
+    before = threading.active_count()
+    thread = GuardThread(Watcher([], {}))
+    thread.start()
+    thread.stop()
+
+    assert threading.active_count() == before
+
+
+def spec(folder: Path, planned: list[Planned]) -> ClientSpec:
+    """A client's words, as far as telemetry needs them."""
+    return ClientSpec(
+        name="e0",
+        group="g1",
+        host="host-0",
+        arm=Arm.FAULT,
+        block=0,
+        history=str(folder / "e0.jsonl"),
+        plan=planned,
+        warmup_s=0,
+        duration_s=10,
+        seed=1,
+        key_prefix="",
+        page_bytes=4096,
+        l2_pages=0,
+        deadline_ms=200,
+        budget_ms=400,
+        register_rps=0,
+    )
+
+
+def test_a_request_that_was_never_answered_counts_against_success(tmp_path: Path) -> None:
+    """Silence is no success: what was due and has no row is missing."""
+    planned = [Planned(f"r{i}", 0.1 * i, 0, 512, [i], 0) for i in range(20)]
+    one = spec(tmp_path, planned)
+    seen = telemetry.Telemetry([one], now_ns() - 3_500_000_000)  # 3.5 s ago: all are due, none is too old
+    with HistoryWriter(Path(one.history)) as writer:
+        for each in planned[::2]:
+            writer.write(
+                Request(request=each.request, client="e0", outcome=Outcome.OK, t_intended_ns=1, t_return_ns=2)
+            )
+
+    assert seen.success_rate() == 0.5
+    assert seen.age_s() < 5
+
+
+def test_wrong_or_late_is_not_good() -> None:
+    """A request is good when it was answered, in its budget, with the right bytes."""
+    fine = Request(
+        request="r", client="e", outcome=Outcome.OK, t_intended_ns=1, t_return_ns=2, ttft_ms=5, budget_ms=9
+    )
+    late = Request(
+        request="r", client="e", outcome=Outcome.OK, t_intended_ns=1, t_return_ns=2, ttft_ms=10, budget_ms=9
+    )
+    wrong = Request(
+        request="r", client="e", outcome=Outcome.OK, t_intended_ns=1, t_return_ns=2, wrong_bytes=1
+    )
+
+    assert [telemetry.good(one) for one in (fine, late, wrong)] == [True, False, False]

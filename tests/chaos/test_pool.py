@@ -1,0 +1,95 @@
+"""The pool under test: started, reached, stopped, and gone afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import kvops
+from kvops.chaos.experiment import PoolSpec
+from kvops.chaos.pool import check_supported, engine_names, group_names, planned_parts, started
+from kvops.errors import Unsupported, UsageError
+from kvops.store.model import Reason
+from tests.pool import until
+
+PAGE = bytes(range(256)) * 128
+
+
+@pytest.mark.process
+def test_a_pool_is_reached_and_leaves_nothing(tmp_path: Path) -> None:
+    """What was started serves, is named as planned, and is gone with its files afterwards."""
+    spec = PoolSpec(stores=1, segment_size="16MiB")
+    with started(spec, state_dir=tmp_path / "state", folder=tmp_path) as pool:
+        parts = pool.parts(roles=True)
+        options = pool.client_options("g1")
+        with kvops.connect(options.pop("masters"), **options, host="host-0", deadline_ms=5_000) as client:
+            assert client.put("k", PAGE).ok
+            assert client.get("k") == PAGE
+        assert pool.healthy() is None
+        assert [one.name for one in parts] == [one.name for one in planned_parts(spec)]
+        assert [one.member for one in parts if one.leads] == ["master-0"]
+        with pytest.raises(UsageError, match="no member"):
+            pool.part("g1/store-9")
+
+    assert [path for path in tmp_path.iterdir() if path.name != "state"] == []
+    assert not any(Path(f"/proc/{one.pid}").exists() for one in parts)
+
+
+@pytest.mark.process
+def test_what_has_ended_is_started_again(tmp_path: Path) -> None:
+    """After a fault every member runs, as a supervisor would see to it."""
+    with started(
+        PoolSpec(stores=1, segment_size="16MiB"), state_dir=tmp_path / "state", folder=tmp_path
+    ) as pool:
+        pool.groups["g1"].act("kill", "store-0")
+        assert pool.healthy() == "g1/store-0 does not run"
+
+        assert pool.ensure_running() == ["g1/store-0"]
+        assert pool.ensure_running() == []
+
+
+@pytest.mark.process
+def test_a_store_that_hangs_on_the_writers_own_host_opens_its_breaker(tmp_path: Path) -> None:
+    """Two writes that time out are enough to stop asking it, although its memory can still be read."""
+    with started(
+        PoolSpec(stores=2, segment_size="16MiB"), state_dir=tmp_path / "state", folder=tmp_path
+    ) as pool:
+        options = pool.client_options("g1")
+        with kvops.connect(options.pop("masters"), **options, host="host-1", deadline_ms=150) as client:
+            until(lambda: client.put("before", PAGE, deadline_ms=5_000).ok, "the pool takes a put")
+            client.get("before", deadline_ms=5_000)
+            pool.groups["g1"].act("pause", "store-1")
+            try:
+                reasons = [client.put(f"k{number}", PAGE).reason for number in range(3)]
+                breakers = {one["name"]: one["breaker"] for one in client.health()["stores"]}
+            finally:
+                pool.groups["g1"].act("resume", "store-1")
+
+    assert reasons[:2] == [Reason.TIMEOUT] * 2
+    assert reasons[2] is not Reason.TIMEOUT
+    assert breakers["store-1"] != "closed"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        PoolSpec(roles_needed=["ssd"]),
+        PoolSpec(transports=["verbs"]),
+    ],
+    ids=["role", "verbs"],
+)
+def test_what_cannot_be_started_is_unsupported(spec: PoolSpec) -> None:
+    """A pool that this machine or version cannot have is refused with the reason, before anything runs."""
+    with pytest.raises(Unsupported) as caught:
+        check_supported(spec)
+
+    assert caught.value.fix
+
+
+def test_names_of_two_groups_never_meet() -> None:
+    """Members and engines carry their group's name."""
+    spec = PoolSpec(groups=2)
+
+    assert list(group_names(spec)) == ["g1", "g2"]
+    assert not set(engine_names(spec, "g1")) & set(engine_names(spec, "g2"))

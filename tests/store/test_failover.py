@@ -1,0 +1,214 @@
+"""Several masters by a real etcd: killed, stopped, stepped down, cut off, and everything acknowledged is kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from kvops.errors import KvopsError, NotLeader, Refused
+from kvops.files import read_secret
+from kvops.store.client import Pool
+from kvops.store.control import ControlClient
+from kvops.store.model import MasterStatus, Reason
+from tests.etcd import EtcdCluster, needs_etcd
+from tests.pool import LocalPool, Member, until
+
+pytestmark = [needs_etcd, pytest.mark.timeout(120)]
+DATA = os.urandom(4_096)
+DEADLINE_MS = 300
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdCluster]:
+    with closing(EtcdCluster()) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def shared(etcd: EtcdCluster) -> Iterator[LocalPool]:
+    with closing(LocalPool(masters=3, etcd=etcd.endpoints)) as pool:
+        yield pool
+
+
+@pytest.fixture
+def pool(shared: LocalPool, etcd: EtcdCluster) -> LocalPool:
+    """Three masters, all of them well, and two that could lead next."""
+    etcd.heal()
+    shared.heal()
+    until(lambda: len(leader(shared)[1].members) == 3, "both standbys are in the set", timeout_s=30)
+    return shared
+
+
+def status(pool: LocalPool, master: Member) -> MasterStatus | None:
+    with ControlClient(master.addresses["control"], read_secret(pool.secret_file), timeout_s=0.5) as client:
+        try:
+            return client.status()
+        except KvopsError:
+            return None
+
+
+def leader(pool: LocalPool) -> tuple[Member, MasterStatus]:
+    """Who leads, and what it says; waits until somebody does."""
+
+    def find() -> tuple[Member, MasterStatus] | None:
+        found = [(one, status(pool, one)) for one in pool.masters if one.alive and not one.stopped]
+        leads = [(one, said) for one, said in found if said is not None and said.role == "leader"]
+        return max(leads, key=lambda row: row[1].term, default=None)
+
+    return until(find, "somebody leads")  # type: ignore[no-any-return]
+
+
+def fill(client: Pool, prefix: str, count: int = 100) -> list[str]:
+    """Keys that were acknowledged."""
+    keys = [f"{prefix}-{i}" for i in range(count)]
+    assert all(outcome.ok for outcome in client.batch_put_from(keys, [DATA] * count, deadline_ms=5_000))
+    return keys
+
+
+def works(client: Pool, key: str) -> bool:
+    return client.put(key, DATA).ok
+
+
+def kept(client: Pool, keys: list[str]) -> int:
+    """How many of these read as they were put; a wrong byte fails."""
+    found = [client.get(key) for key in keys]
+    assert all(data in (None, DATA) for data in found)
+    return sum(data is not None for data in found)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_everything_acknowledged_outlives_the_leader(pool: LocalPool, how: signal.Signals) -> None:
+    """A standby leads, with every object; a leader that wakes up later answers nobody and follows."""
+    client = pool.connect(deadline_ms=DEADLINE_MS)
+    keys = fill(client, f"outlives-{how}")
+    before, said = leader(pool)
+
+    before.send(how)
+    until(lambda: works(client, f"after-{how}"), "a put works again")
+    until(lambda: kept(client, keys) == len(keys), "everything is there")
+    assert leader(pool)[1].term > said.term
+    pool.heal()
+    again = until(lambda: status(pool, before), "it answers its operators")
+    assert again.role == "standby"
+    with (
+        pytest.raises(NotLeader),
+        ControlClient(before.addresses["control"], read_secret(pool.secret_file)) as control,
+    ):
+        control.drain(["store-0"])
+
+
+def test_writers_go_on_through_a_change_of_leaders_and_lose_nothing(pool: LocalPool) -> None:
+    """Under load: every put that was called stored is there afterwards, and no call outlived its deadline."""
+    client = pool.connect(deadline_ms=DEADLINE_MS)
+    stored: list[str] = []
+    ended, stop = threading.Event(), threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            if client.put(f"load-{number}", DATA).reason is Reason.STORED:
+                stored.append(f"load-{number}")
+        ended.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        until(lambda: len(stored) > 50, "puts are under way")
+        leader(pool)[0].send(signal.SIGKILL)
+        here = len(stored)
+        until(lambda: len(stored) > here + 50, "puts are under way again")
+    finally:
+        stop.set()
+        writer.join(10)
+    assert ended.is_set()
+    until(lambda: kept(client, stored) == len(stored), "everything is there")
+
+
+def test_an_operator_can_let_another_one_lead(pool: LocalPool) -> None:
+    """step-down hands over at once, and the one that led stands back."""
+    client = pool.connect(deadline_ms=DEADLINE_MS)
+    keys = fill(client, "step-down", 20)
+    before, said = leader(pool)
+    with ControlClient(before.addresses["control"], read_secret(pool.secret_file)) as control:
+        assert control.step_down(owner="test") == said.term
+
+    until(lambda: works(client, "stepped"), "a put works again")
+    assert leader(pool)[0] is not before
+    until(lambda: kept(client, keys) == 20, "everything is there")
+
+
+def test_a_hold_outlives_its_leader(pool: LocalPool) -> None:
+    """A drain that was acknowledged is the next leader's too: its store is named by no lookup."""
+    client = pool.connect(deadline_ms=DEADLINE_MS, host="host-1")
+    keys = fill(client, "hold", 20)
+    first, _ = leader(pool)
+    with ControlClient(first.addresses["control"], read_secret(pool.secret_file)) as control:
+        control.drain(["store-1"], reason="test")
+    first.send(signal.SIGKILL)
+    until(lambda: works(client, "held"), "a put works again")
+    second, said = leader(pool)
+    try:
+        assert [hold.target for hold in said.holds] == ["store-1"]
+        assert all(client.stat(key) is None or client.stat(key)["store"] != "store-1" for key in keys)
+    finally:
+        with ControlClient(second.addresses["control"], read_secret(pool.secret_file)) as control:
+            control.undrain(["store-1"])
+
+
+def test_without_etcd_the_leader_stops_and_comes_back(pool: LocalPool, etcd: EtcdCluster) -> None:
+    """It serves while its lease can be argued; then calls are misses at once; when etcd is back it all goes on."""
+    client = pool.connect(deadline_ms=DEADLINE_MS)
+    keys = fill(client, "no-etcd", 20)
+    for number in range(3):
+        etcd.send(number, signal.SIGSTOP)
+    assert kept(client, keys) == 20, "it is served for as long as the lease is certain"
+    until(lambda: not works(client, "nobody-leads"), "the leader has stopped")
+    etcd.heal()
+
+    until(lambda: works(client, "etcd-is-back"), "a put works again")
+    until(lambda: kept(client, keys) == 20, "everything is there")
+
+
+def test_one_member_of_etcd_may_die(pool: LocalPool, etcd: EtcdCluster) -> None:
+    """The leader renews its lease through the others: nobody notices."""
+    client = pool.connect(deadline_ms=DEADLINE_MS)
+    _, said = leader(pool)
+    etcd.send(etcd.leader(), signal.SIGKILL)
+    for number in range(60):
+        assert works(client, f"etcd-{number}")
+        threading.Event().wait(0.03)  # two seconds, longer than the lease
+
+    assert leader(pool)[1].term == said.term
+
+
+def test_a_group_of_the_same_name_with_another_secret_is_refused(etcd: EtcdCluster, pool: LocalPool) -> None:
+    """Two groups never share keys in etcd unnoticed."""
+    from kvops.store.coord import EtcdAccess, GroupKeys
+
+    keys = GroupKeys(EtcdAccess(endpoints=etcd.endpoints), group="local")
+    with closing(keys), pytest.raises(Refused, match="another secret"):
+        keys.check(b"x" * 32)
+
+
+def test_clients_find_the_leader_through_etcd(pool: LocalPool, etcd: EtcdCluster) -> None:
+    """With nothing but etcd's addresses, one of them dead, and also after the leader they knew has died."""
+    address = "etcd://127.0.0.1:9," + ",".join(etcd.endpoints) + "/local"
+    client = pool.connect(address=address, deadline_ms=2_000)
+    keys = fill(client, "through-etcd", 5)
+    leader(pool)[0].send(signal.SIGKILL)
+
+    until(lambda: works(client, "through-etcd"), "a put works again")
+    until(lambda: kept(client, keys) == 5, "everything is there")
+
+
+def test_a_group_that_etcd_does_not_know_is_a_miss_in_time(pool: LocalPool, etcd: EtcdCluster) -> None:
+    """Nobody leads it: calls end by their deadline and say so."""
+    client = pool.connect(address=f"etcd://{etcd.endpoints[0]}/nobody", deadline_ms=200)
+
+    assert client.put("k", DATA).reason in (Reason.MASTER_DOWN, Reason.TIMEOUT)

@@ -1,0 +1,85 @@
+"""What may be answered, given what standbys have acknowledged."""
+
+from __future__ import annotations
+
+from kvops.store.replication import LAG_MS_MAX, Replication
+
+
+def leader() -> Replication:
+    """A leader with one standby, ``b``, that has caught up and is in the set."""
+    one = Replication()
+    one.joined(7, "b", now_ms=0)
+    one.acked(7, 0, caught_up=True, now_ms=0)
+    one.members(frozenset({"b"}))
+    return one
+
+
+def test_without_standbys_everything_is_committed_at_once() -> None:
+    """A leader alone answers as a single master does."""
+    one = Replication()
+    one.append(now_ms=0)
+
+    assert not one.pending
+
+
+def test_an_answer_waits_for_every_member() -> None:
+    """What was acknowledged is with all that could lead next."""
+    one = leader()
+    one.joined(8, "c", now_ms=0)
+    one.acked(8, 0, caught_up=True, now_ms=0)
+    sequence = one.append(now_ms=0)
+    one.hold(1, b"stored")
+    one.acked(7, sequence, caught_up=True, now_ms=1)
+
+    assert one.release() == []
+    one.acked(8, sequence, caught_up=True, now_ms=1)
+    assert one.release() == [(1, b"stored")]
+
+
+def test_a_standby_that_catches_up_is_not_waited_for_and_one_that_has_is() -> None:
+    """Until it has the whole state nobody could elect it; from then on anybody might."""
+    one = Replication()
+    one.joined(7, "b", now_ms=0)
+    one.append(now_ms=0)
+    assert not one.pending
+    assert one.wanted == frozenset()
+
+    one.acked(7, 1, caught_up=True, now_ms=1)
+    assert one.wanted == {"b"}
+    one.append(now_ms=2)
+    assert one.pending
+
+
+def test_a_member_that_is_gone_holds_answers_back_until_etcd_has_it_out() -> None:
+    """It may lead next: only when it cannot is something acknowledged without it."""
+    one = leader()
+    one.left(7)
+    one.append(now_ms=0)
+    one.hold(1, b"stored")
+
+    assert one.wanted == frozenset()
+    assert one.release() == []
+    one.members(frozenset())
+    assert one.release() == [(1, b"stored")]
+
+
+def test_a_member_that_is_silent_is_named_and_one_that_has_nothing_to_say_is_not() -> None:
+    """Only an acknowledgement that is owed counts, and only from when it was."""
+    one = leader()
+    assert one.laggards(now_ms=100 * LAG_MS_MAX) == []
+    one.append(now_ms=100 * LAG_MS_MAX)
+
+    assert one.laggards(now_ms=101 * LAG_MS_MAX - 1) == []
+    assert one.laggards(now_ms=101 * LAG_MS_MAX) == [7]
+
+
+def test_a_standby_that_comes_again_replaces_its_former_connection() -> None:
+    """What the former one acknowledged says nothing about a state that is taken over anew."""
+    one = leader()
+    one.append(now_ms=0)
+    assert one.joined(9, "b", now_ms=1) == 7
+    one.left(7)
+
+    assert one.pending
+    one.acked(9, 1, caught_up=True, now_ms=2)
+    assert not one.pending
