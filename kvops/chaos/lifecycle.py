@@ -31,7 +31,7 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from kvops.chaos import picture
-from kvops.chaos.guardian import ARM_TIMEOUT_S, DEADLINE_S_MAX, Orders, arm, write_lease
+from kvops.chaos.guardian import DEADLINE_S_MAX, Orders, arm, write_lease
 from kvops.chaos.ledger import Book, Experiment
 from kvops.chaos.model import Evidence, Fault, State, in_conflict
 from kvops.chaos.steps import UndoStep
@@ -199,17 +199,18 @@ class Injection:
         assert self.experiment is not None
         me = identify(os.getpid())
         assert me is not None
-        write_lease(self.experiment, lease_s=self.lease_s + ARM_TIMEOUT_S)  # it has to start first
-        self._guardian = arm(
-            Orders(
-                folder=str(self.experiment.folder),
-                runner=picture.Process(pid=me.pid, started_ticks=me.started_ticks, boot_id=me.boot_id),
-                deadline_boot_ms=boot_ms() + int(self.deadline_s * 1000),
-                undo=self._steps,
-                scope=self.scope,
-                before=self._before,
-            )
+        write_lease(self.experiment, lease_s=self.lease_s)
+        orders = Orders(
+            folder=str(self.experiment.folder),
+            runner=picture.Process(pid=me.pid, started_ticks=me.started_ticks, boot_id=me.boot_id),
+            deadline_boot_ms=boot_ms() + int(self.deadline_s * 1000),
+            undo=self._steps,
+            scope=self.scope,
+            before=self._before,
         )
+        # On a busy machine a guardian takes longer to start than a short lease lasts.
+        self._guardian = self._beating(lambda: arm(orders))
+        write_lease(self.experiment, lease_s=self.lease_s)
         self._enter(
             State.GUARDED,
             detail=f"guardian {self._guardian.pid}",

@@ -365,6 +365,6 @@ class Coordinator:
                 self._changed()
         self._keys.close()
 
-    def _shown(self) -> tuple[Role, int, Seen, frozenset[str]]:
+    def _shown(self) -> tuple[Role, int, int, Seen, frozenset[str]]:
         election = self.election
-        return election.role, election.term, election.seen, election.members
+        return election.role, election.won, election.term, election.seen, election.members
