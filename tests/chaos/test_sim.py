@@ -43,8 +43,9 @@ AWAY = Config(
     ops_per_s=10,
     crowding=0.5,
     removes=0.3,
-    faults_per_s=0.6,
+    faults_per_s=1,
     faults=("net.partition",),
+    roles=("store",),
 )
 STALLS = Config(
     stores=1, clients=8, workers=4, duration_ms=6_000, ops_per_s=20, stalls=0.4, sizes=(1_000,), faults=()
