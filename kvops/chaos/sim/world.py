@@ -328,13 +328,13 @@ class World:
             if self._draining.get(store) is drain:
                 self.oracle.drained(store)
 
-        drain = object()
+        drain = self._draining[store] = object()
+        self.oracle.draining(store)
         try:
             leader.drain(store, drained)
         except KvopsError:
-            return None  # it has never mounted
-        self._draining[store] = drain
-        self.oracle.draining(store)
+            del self._draining[store]  # it has never mounted
+            return None
         return lambda: self._undrain(store)
 
     def _undrain(self, store: str) -> None:
