@@ -73,6 +73,10 @@ class Seen:
     term: int = 0
     members_revision: int = 0
     term_revision: int = 0
+    taken: bool = False
+    """The leader's key is there, readable or not: nobody can campaign."""
+    trouble: str = ""
+    """What cannot be read; somebody else has written there."""
 
 
 # Operations, each with what ``done`` is given for it.
@@ -210,7 +214,9 @@ class Election:
     def eligible(self) -> bool:
         """Whether this master may campaign: everybody in a new group, else a member of the in-sync set."""
         members = self.seen.members
-        return members is None or self._claim.name in members.names
+        if members is None:
+            return self.seen.members_revision == 0  # a set that cannot be read is not one of everybody
+        return self._claim.name in members.names
 
     def next(self, now_ms: int, *, ticked_ms: int) -> Op | int:
         """
@@ -307,7 +313,7 @@ class Election:
             return
         self.seen, self.seen_ms = result, now_ms
         self._term_min = max(self._term_min, result.term)
-        if result.leader is not None:
+        if result.leader is not None or result.taken:
             self._free_since_ms = None
         elif self._free_since_ms is None:
             self._free_since_ms = now_ms
