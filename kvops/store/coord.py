@@ -33,6 +33,7 @@ from kvops.store.election import (
     Look,
     Members,
     Op,
+    Promote,
     Publish,
     Raise,
     Record,
@@ -227,6 +228,8 @@ class GroupKeys:
                         self._txn.put(self._prefix + "term", str(op.term)),
                     ],
                 )
+            case Promote():
+                return self._promote(op)
             case Revoke():
                 self._client.revoke_lease(op.lease)
                 return True
@@ -280,6 +283,17 @@ class GroupKeys:
             [],
         )
         return bool(won)
+
+    def _promote(self, op: Promote) -> bool:
+        done, _ = self._client.transaction(
+            [
+                self._txn.version(self._prefix + "leader") == 0,
+                self._txn.mod(self._prefix + "members") == op.seen.members_revision,
+            ],
+            [self._put("members", op.members)],
+            [],
+        )
+        return bool(done)
 
     def _if_leader(self, claim: Claim, operations: list[Any]) -> bool:
         """Only we can have written this very claim: its term was given to nobody else."""
@@ -365,6 +379,7 @@ class Coordinator:
         election: Ours.
         ticked_ms: When the master's loop last ticked.
         changed: Called on the thread whenever something the master goes by has changed.
+        failed: Called on the thread when it ends by what is a bug: nobody renews the lease from then on.
     """
 
     def __init__(
@@ -374,6 +389,7 @@ class Coordinator:
         *,
         ticked_ms: Callable[[], int],
         changed: Callable[[], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self.election = election
         self.lock = threading.Lock()
@@ -382,6 +398,7 @@ class Coordinator:
         self._keys = keys
         self._ticked_ms = ticked_ms
         self._changed = changed
+        self._failed = failed
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="election", daemon=True)
@@ -403,6 +420,12 @@ class Coordinator:
         self._wake.set()
 
     def _run(self) -> None:
+        try:
+            self._elect()
+        except Exception as error:  # noqa: BLE001 (a thread's end would be noticed by nobody, and here nobody leads then)
+            self._failed(error)
+
+    def _elect(self) -> None:
         shown: object = None
         while True:
             with self.lock:

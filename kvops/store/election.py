@@ -137,13 +137,21 @@ class Raise:
 
 
 @dataclass(frozen=True, slots=True)
+class Promote:
+    """If nobody leads and members are as ``seen``: be the in-sync set → whether that was so."""
+
+    members: Members
+    seen: Seen
+
+
+@dataclass(frozen=True, slots=True)
 class Revoke:
     """Give a lease back → anything."""
 
     lease: int
 
 
-Op = Look | Grant | Campaign | Renew | Record | Publish | Raise | Revoke
+Op = Look | Grant | Campaign | Renew | Record | Publish | Raise | Promote | Revoke
 
 
 class Silence:
@@ -196,6 +204,7 @@ class Election:
         self._stand_back_until_ms = 0
         self._not_before_ms = 0  # after trouble
         self._resigning = False
+        self._promoting = False
         self._stale_leases: list[int] = []
 
     @property
@@ -210,6 +219,19 @@ class Election:
     def resign(self) -> None:
         """Step down at the next chance, and stand back for a while."""
         self._resigning = True
+
+    def promote(self) -> None:
+        """
+        Become the in-sync set, at the next chance and if nobody leads: an operator's way out.
+
+        What only the members of the set before had is lost with that.
+        """
+        self._promoting = True
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody led at the last look."""
+        return self._free_since_ms is not None
 
     def eligible(self) -> bool:
         """Whether this master may campaign: everybody in a new group, else a member of the in-sync set."""
@@ -252,6 +274,11 @@ class Election:
             return Revoke(self._stale_leases[-1])
         if now_ms - self._looked_ms >= POLL_MS:
             return Look()
+        if self._promoting and self.seen_ms == self._looked_ms:
+            # Unread, a term is outdone all the same: by the highest one that we have seen.
+            return Promote(
+                Members(term=max(self.seen.term, self._term_min), names=[self._claim.name]), self.seen
+            )
         if self._lease:
             term = max(self.seen.term, self._term_min) + 1
             claim = msgspec.structs.replace(self._claim, term=term)
@@ -263,7 +290,8 @@ class Election:
     def _may_campaign(self, now_ms: int) -> bool:
         if self._free_since_ms is None or now_ms < self._stand_back_until_ms or not self.eligible():
             return False
-        fresh = self.hot or self.seen.members is None
+        # In a new group anybody may begin; in one whose etcd was lost whoever has followed goes first.
+        fresh = self.hot or (self.seen.members is None and self._term_min == 0)
         wait_ms = (0 if fresh else COLD_DELAY_MS) + (BARRED_DELAY_MS if self.barred else 0)
         return now_ms - self._free_since_ms >= wait_ms
 
@@ -290,6 +318,9 @@ class Election:
             case Renew() if result is True:
                 self._renewed_ms = sent_ms
                 self.lease_until_ms = max(self.lease_until_ms, self._until(sent_ms))
+            case Promote():
+                self._promoting = False  # once: whoever asked looks what became of it
+                self._looked_ms = now_ms - POLL_MS
             case Revoke():
                 # Silence as well: it ends by itself, and nothing of ours hangs on it.
                 self._stale_leases.remove(op.lease)

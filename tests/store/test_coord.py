@@ -82,7 +82,7 @@ def test_another_groups_secret_is_refused(keys: GroupKeys) -> None:
     ],
 )
 def test_what_cannot_be_read_is_said(etcd: EtcdCluster, keys: GroupKeys, name: str, value: bytes) -> None:
-    """Garbage under a key of ours is an answer that names the key; it does not end the election, nor look like silence."""
+    """Garbage under a key of ours is an answer that names it: the election goes on, etcd does not count as silent."""
     etcd.put(f"/kvops/g/{name}", value)
 
     seen = keys.run(Look())
