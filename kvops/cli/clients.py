@@ -16,7 +16,7 @@ from kvops.errors import KvopsError, Unreachable, UsageError
 from kvops.fleet.health import Judgement, Known, Life, judge, last_change, mounted_at, trouble_since
 
 if TYPE_CHECKING:
-    from kvops.store.model import Event, HoldReply, MasterStatus
+    from kvops.store.model import Event, HoldReply, MasterStatus, Promotion
 
 LOOK_PAUSE_S: Final = 0.2  # between looks at what is awaited
 LOOK_TIMEOUT_S: Final = 5.0  # of one look
@@ -51,6 +51,7 @@ class Control(Protocol):
     def ok_to_stop(self, targets: Sequence[str]) -> HoldReply: ...
     def holds(self) -> HoldReply: ...
     def step_down(self, *, owner: str, force: Sequence[str] = ()) -> int: ...
+    def promote(self, *, owner: str, force: Sequence[str] = (), dry_run: bool = False) -> Promotion: ...
     def close(self) -> None: ...
 
 

@@ -262,11 +262,20 @@ def judge(
                         text=f"etcd has not answered it for {status.etcd_silent_ms / 1_000:.0f} s",
                     )
                 )
+            reasons += [
+                Reason(
+                    code=f"master.{one_trouble.code}",
+                    subject=one.name,
+                    text=one_trouble.text,
+                    next=one_trouble.fix,
+                )
+                for one_trouble in status.troubles
+            ]
             continue
         unseen.append(one.name)
         reasons.append(_master_reason(one))
     if leader is None and answers:
-        reasons.append(Reason(code="master.no_leader", subject=group, text="no master leads"))
+        reasons.append(_no_leader(group, known, answers))
 
     mounted = _newest_mounts(leader.stores) if leader is not None else {}
     by_name = {one.name: one for one in known if one.role == "store"}
@@ -415,6 +424,24 @@ def _master_reason(one: Known) -> Reason:
         text=_STORE_TEXT.get(state, "it did not answer in time"),
         since=one.since,
         next=_next(state, one.name, one.pid) if one.life is not Life.UNKNOWN else "",
+    )
+
+
+def _no_leader(group: str, known: Sequence[Known], answers: Mapping[str, MasterStatus]) -> Reason:
+    """Why nobody leads: an election that is under way, or an in-sync set of which nobody is left."""
+    newest = max(answers.values(), key=lambda status: (status.term, status.sequence))
+    able = {status.name for status in answers.values()} & set(newest.members)
+    if able or not newest.members:
+        return Reason(code="master.no_leader", subject=group, text="no master leads")
+    members = ", ".join(newest.members)
+    local = [one.name for one in known if one.name in newest.members and one.life is not Life.UNKNOWN]
+    way_out = f"kvops master promote {newest.name} --force in-sync"
+    return Reason(
+        code="master.no_candidate",
+        subject=group,
+        text=f"no master leads: only {members} may, which had everything that was acknowledged, and did not answer;"
+        f" gone for good: {way_out}",
+        next=f"kvops restart {' '.join(local)}" if local else way_out,
     )
 
 

@@ -27,9 +27,11 @@ from kvops.store.model import (
     HoldState,
     MasterStatus,
     PlacementPolicy,
+    Promotion,
     StopCheck,
     StoreInfo,
     StoreState,
+    Trouble,
 )
 
 SERVICE: Final[str] = pb.DESCRIPTOR.services_by_name["Control"].full_name
@@ -42,7 +44,9 @@ _STORE_FIELDS: Final = tuple(
 )
 _CLIENT_FIELDS: Final = ClientInfo.__struct_fields__
 _STATUS_FIELDS: Final = tuple(
-    name for name in MasterStatus.__struct_fields__ if name not in ("placement", "stores", "clients", "holds")
+    name
+    for name in MasterStatus.__struct_fields__
+    if name not in ("placement", "stores", "clients", "holds", "troubles")
 )
 _HOLD_FIELDS: Final = tuple(
     name for name in HoldInfo.__struct_fields__ if name not in ("kind", "state", "stores")
@@ -95,6 +99,10 @@ class ControlSource(Protocol):
         """Let another master lead; the term that ends. ``Refused`` where none could."""
         ...
 
+    def promote(self, *, owner: str, force: Sequence[str], dry_run: bool) -> Promotion:
+        """Lead soon although not in the in-sync set. ``Refused`` while others lead or may."""
+        ...
+
     def holds(self) -> HoldReply:
         """Every hold."""
         ...
@@ -130,6 +138,9 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             if row % _ROWS_PER_SLICE == 0:
                 await asyncio.sleep(0)
         reply.holds.extend(map(_hold_to_pb, status.holds))
+        reply.troubles.extend(
+            pb.Trouble(code=one.code, text=one.text, fix=one.fix) for one in status.troubles
+        )
         return reply
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.HoldReply:  # noqa: N802
@@ -151,6 +162,11 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     async def StepDown(self, request: pb.StepDownRequest, context: Any) -> pb.StepDownReply:  # noqa: N802
         """``ControlSource.step_down`` as a message."""
         return pb.StepDownReply(term=self._source.step_down(owner=request.owner, force=request.force))
+
+    async def Promote(self, request: pb.PromoteRequest, context: Any) -> pb.PromoteReply:  # noqa: N802
+        """``ControlSource.promote`` as a message."""
+        made = self._source.promote(owner=request.owner, force=request.force, dry_run=request.dry_run)
+        return pb.PromoteReply(term=made.term, members=made.members, objects=made.objects, holds=made.holds)
 
     async def Holds(self, request: pb.HoldsRequest, context: Any) -> pb.HoldReply:  # noqa: N802
         """``ControlSource.holds`` as a message."""
@@ -283,6 +299,19 @@ class ControlClient:
         """
         return int(self._stub.StepDown(pb.StepDownRequest(owner=owner, force=force)).term)
 
+    def promote(self, *, owner: str, force: Sequence[str] = (), dry_run: bool = False) -> Promotion:
+        """
+        Let this standby lead although it is not in the in-sync set; it does so within a second or two.
+
+        Raises:
+            Refused: Somebody leads, or a member of the set may come back (check "in-sync").
+            Unreachable: etcd does not answer it.
+        """
+        reply = self._stub.Promote(pb.PromoteRequest(owner=owner, force=force, dry_run=dry_run))
+        return Promotion(
+            term=reply.term, members=list(reply.members), objects=reply.objects, holds=reply.holds
+        )
+
     def close(self) -> None:
         """Drop the connection; a stream that is followed elsewhere ends with ``Unreachable``."""
         self._channel.close()
@@ -311,6 +340,7 @@ def status_from_pb(message: pb.StatusReply) -> MasterStatus:
             for client in message.clients
         ],
         holds=[_hold_from_pb(hold) for hold in message.holds],
+        troubles=[Trouble(code=one.code, text=one.text, fix=one.fix) for one in message.troubles],
         **({name: getattr(message, name) for name in _STATUS_FIELDS} | {"members": list(message.members)}),
     )
 

@@ -7,19 +7,23 @@ The one place that knows the etcd client. Its calls are bounded; what did not an
 from __future__ import annotations
 
 import hmac
+import ssl
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import etcd3
 import grpc
 import msgspec
 
-from kvops.errors import AuthFailed, ConfigError, Refused, Unreachable
+from kvops.errors import AuthFailed, ConfigError, KvopsError, Refused, Unreachable
 from kvops.limits import DEADLINE_MS_MAX
 from kvops.log import log
+from kvops.net.link import Address
 from kvops.store.clock import boot_ms
 from kvops.store.election import (
     SILENCE,
@@ -30,6 +34,7 @@ from kvops.store.election import (
     Look,
     Members,
     Op,
+    Promote,
     Publish,
     Raise,
     Record,
@@ -38,14 +43,19 @@ from kvops.store.election import (
     Role,
     Seen,
 )
+from kvops.store.term import TERM_MAX
 
 TIMEOUT_S_MAX: Final = 1.0  # of one call; a quarter of a short lease
 RETRY_S: Final = 1.0  # a member of etcd that failed is left alone for so long
 RECONNECT_MS: Final = (100, 500)  # gRPC's first and longest pause between attempts to connect
 CHECK_ATTEMPTS: Final = 3
 JOIN_TIMEOUT_S: Final = 2.0
+LOGIN_PAUSE_S: Final = 1.0  # between two logins: etcd spends a tenth of a second of CPU on a password
+_FORGOTTEN: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT)
+"""What etcd says of a token that it does not know, of one that is outdated, of none: nothing was done."""
 
-T = TypeVar("T", bound=msgspec.Struct)
+T_co = TypeVar("T_co")
+P = TypeVar("P")
 
 _TROUBLE: Final = (etcd3.exceptions.Etcd3Exception, grpc.RpcError)
 
@@ -77,12 +87,18 @@ class GroupKeys:
         Connect; asks nothing yet.
 
         Raises:
-            ConfigError: A certificate cannot be read.
-            Unreachable: With a password: nobody to give it to. AuthFailed when it is wrong.
+            ConfigError: A certificate cannot be used, or a user has no password.
         """
         self._group = group
         self._prefix = f"/kvops/{group}/"
         self._names = ", ".join(access.endpoints)
+        self._access = access
+        self._timeout_s = timeout_s
+        self._logged_in_s = float("-inf")
+        if access.user and not access.password:
+            raise ConfigError(
+                f"etcd_user {access.user} has no password", fix="name its file in etcd_password_file"
+            )
         self._client = self._connect(access, access.endpoints, timeout_s)
         self._txn = self._client.transactions
         # A renewal must not wait for a member that hangs: it is sent to all of them at once.
@@ -90,17 +106,7 @@ class GroupKeys:
         self._renewers = ThreadPoolExecutor(len(self._each), thread_name_prefix="renew")
 
     def _connect(self, access: EtcdAccess, addresses: Sequence[str], timeout_s: float) -> Any:
-        credentials = None
-        if access.ca_file:
-            try:
-                credentials = etcd3.MultiEndpointEtcd3Client.get_secure_creds(
-                    access.ca_file, access.key_file or None, access.cert_file or None
-                )
-            except OSError as error:
-                raise ConfigError(
-                    f"{error.filename} for etcd cannot be read: {error.strerror}",
-                    fix="see etcd_ca and the like",
-                ) from None
+        credentials = _credentials(access) if access.ca_file else None
         options = [
             ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
             ("grpc.min_reconnect_backoff_ms", RECONNECT_MS[0]),
@@ -119,16 +125,41 @@ class GroupKeys:
                     opts=options,
                 )
             )
+        # Without its user and password: it would ask only one member, once and for ever, and hand the token to
+        # gRPC in a way that gRPC refuses to use without TLS.
+        return etcd3.MultiEndpointEtcd3Client(endpoints, timeout=timeout_s, failover=True)
+
+    def _authorised(self, call: Callable[[], T_co]) -> T_co:
+        """A call, made again after a login when etcd does not know our token: it forgets them with its process."""
         try:
-            return etcd3.MultiEndpointEtcd3Client(
-                endpoints,
-                timeout=timeout_s,
-                user=access.user or None,
-                password=access.password or None,
-                failover=True,
-            )
-        except _TROUBLE as error:
-            raise self._trouble(error) from None
+            return call()
+        except grpc.RpcError as error:
+            code = error.code() if isinstance(error, grpc.Call) else None
+            if not self._access.user or code not in _FORGOTTEN or not self._login():
+                raise
+        return call()
+
+    def _login(self) -> bool:
+        """Ask each member in turn for a token; whether there is a new one. ``grpc.RpcError`` when it is refused."""
+        if time.monotonic() - self._logged_in_s < LOGIN_PAUSE_S:
+            return False
+        self._logged_in_s = time.monotonic()
+        request = etcd3.etcdrpc.AuthenticateRequest(name=self._access.user, password=self._access.password)
+        last: grpc.RpcError | None = None
+        for endpoint in self._client.endpoints.values():
+            try:
+                stub = etcd3.etcdrpc.AuthStub(endpoint.channel)
+                token = stub.Authenticate(request, self._timeout_s).token
+            except grpc.RpcError as error:
+                last = error
+                code = error.code() if isinstance(error, grpc.Call) else None
+                if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    continue
+                break
+            self._client.metadata = (("token", token),)
+            return True
+        assert last is not None
+        raise last
 
     def close(self) -> None:
         """Hang up."""
@@ -149,8 +180,10 @@ class GroupKeys:
         last: Exception | None = None
         for _ in range(CHECK_ATTEMPTS * len(self._client.endpoints)):
             try:
-                created, answers = self._client.transaction(
-                    [self._txn.version(key) == 0], [self._txn.put(key, mine)], [self._txn.get(key)]
+                created, answers = self._authorised(
+                    lambda: self._client.transaction(
+                        [self._txn.version(key) == 0], [self._txn.put(key, mine)], [self._txn.get(key)]
+                    )
                 )
             except _TROUBLE as error:
                 last = error
@@ -168,7 +201,7 @@ class GroupKeys:
     def run(self, op: Op) -> object:
         """One operation's result, ``SILENCE`` when it may or may not have happened."""
         try:
-            return self._run(op)
+            return self._authorised(lambda: self._run(op))
         except _TROUBLE as error:
             self._give_another_chance(error)
             log.debug("etcd.silent", operation=type(op).__name__, error=str(error))
@@ -197,6 +230,8 @@ class GroupKeys:
                         self._txn.put(self._prefix + "term", str(op.term)),
                     ],
                 )
+            case Promote():
+                return self._promote(op)
             case Revoke():
                 self._client.revoke_lease(op.lease)
                 return True
@@ -204,23 +239,29 @@ class GroupKeys:
     def _renew(self, lease: int) -> object:
         """Through every member at once; the first that confirms it decides."""
         asked = [self._renewers.submit(self._renew_at, client, lease) for client in self._each]
-        results = set()
+        gone = False
+        forgotten: grpc.RpcError | None = None
         for answered in as_completed(asked):
-            result = answered.result()
-            if result is True:
-                return True
-            results.add(result)
-        return False if False in results else SILENCE
+            try:
+                if answered.result():
+                    return True
+                gone = True
+            except grpc.RpcError as error:
+                code = error.code() if isinstance(error, grpc.Call) else None
+                gone = gone or code is grpc.StatusCode.NOT_FOUND
+                forgotten = error if code in _FORGOTTEN else forgotten
+            except etcd3.exceptions.Etcd3Exception:
+                pass  # that member is silent
+        if forgotten is not None:
+            raise forgotten
+        return False if gone else SILENCE
 
-    @staticmethod
-    def _renew_at(client: Any, lease: int) -> object:
+    def _renew_at(self, client: Any, lease: int) -> bool:
+        """Through one member; whether the lease was still there."""
+        client.metadata = self._client.metadata
         for endpoint in client.endpoints.values():
             endpoint.last_failed = 0  # there is no other one to go to
-        try:
-            answers = list(client.refresh_lease(lease))
-        except _TROUBLE as error:
-            gone = isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND
-            return False if gone else SILENCE
+        answers = list(client.refresh_lease(lease))
         return bool(answers) and answers[0].TTL > 0
 
     def _put(self, name: str, value: msgspec.Struct, lease: int = 0) -> Any:
@@ -230,22 +271,31 @@ class GroupKeys:
         names = ("leader", "members", "term")
         _, answers = self._client.transaction([], [self._txn.get(self._prefix + name) for name in names], [])
         rows = [rows[0] if rows else (None, None) for rows in answers]
-        (leader, _), (members, members_meta), (term, term_meta) = rows
+        (leader_text, _), (members_text, members_meta), (term_text, term_meta) = rows
+        trouble: list[str] = []
+
+        def read(name: str, text: bytes | None, parse: Callable[[bytes], P]) -> P | None:
+            try:
+                return None if text is None else parse(text)
+            except (ValueError, KvopsError) as error:  # of msgspec, too
+                trouble.append(f"{self._prefix}{name} in etcd cannot be read: {error}")
+                return None
+
+        leader = read("leader", leader_text, _parse_claim)
+        members = read("members", members_text, _parse_members)
+        term = read("term", term_text, _parse_term)
+        if term is None and term_text is not None:
+            # Whoever leads and whoever may follow were given theirs from it.
+            term = max([claim.term for claim in (leader, members) if claim is not None], default=0)
         return Seen(
-            leader=None if leader is None else self._read(leader, Claim),
-            members=None if members is None else self._read(members, Members),
-            term=0 if term is None else int(term),
+            leader=leader,
+            members=members,
+            term=term or 0,
             members_revision=0 if members_meta is None else members_meta.mod_revision,
             term_revision=0 if term_meta is None else term_meta.mod_revision,
+            taken=leader_text is not None,
+            trouble="; ".join(trouble),
         )
-
-    def _read(self, value: bytes, kind: type[T]) -> T:
-        try:
-            return msgspec.json.decode(value, type=kind)
-        except msgspec.DecodeError as error:
-            raise etcd3.exceptions.Etcd3Exception(
-                f"{self._prefix}{kind.__name__.lower()} in etcd cannot be read: {error}"
-            ) from None
 
     def _campaign(self, op: Campaign) -> bool:
         txn, prefix = self._txn, self._prefix
@@ -264,6 +314,17 @@ class GroupKeys:
         )
         return bool(won)
 
+    def _promote(self, op: Promote) -> bool:
+        done, _ = self._client.transaction(
+            [
+                self._txn.version(self._prefix + "leader") == 0,
+                self._txn.mod(self._prefix + "members") == op.seen.members_revision,
+            ],
+            [self._put("members", op.members)],
+            [],
+        )
+        return bool(done)
+
     def _if_leader(self, claim: Claim, operations: list[Any]) -> bool:
         """Only we can have written this very claim: its term was given to nobody else."""
         done, _ = self._client.transaction(
@@ -278,18 +339,65 @@ class GroupKeys:
                 endpoint.last_failed = 0
 
     def _trouble(self, error: Exception) -> Unreachable:
-        code = error.code() if isinstance(error, grpc.Call) else None
-        if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED) or (
-            code is grpc.StatusCode.INVALID_ARGUMENT
-        ):
-            details = error.details() if isinstance(error, grpc.Call) else ""
+        # The client's own exceptions say nothing; what they were made of does.
+        cause = error if isinstance(error, grpc.Call) else error.__context__
+        code, details = (cause.code(), cause.details()) if isinstance(cause, grpc.Call) else (None, "")
+        if code in (*_FORGOTTEN, grpc.StatusCode.PERMISSION_DENIED):
             return AuthFailed(
-                f"etcd at {self._names} turned us away: {details}", fix="see etcd_user and its password"
+                f"etcd at {self._names} turned us away: {details}",
+                fix="see etcd_user and the password in etcd_password_file",
             )
         return Unreachable(
-            f"etcd at {self._names} does not answer: {error or type(error).__name__}",
-            fix="check the endpoints, and TLS: etcdctl --endpoints … endpoint health",
+            f"etcd at {self._names} does not answer: {details or error or type(error).__name__}",
+            fix="check the endpoints, and TLS (etcd_ca): etcdctl --endpoints … endpoint health",
         )
+
+
+def _credentials(access: EtcdAccess) -> grpc.ChannelCredentials:
+    """TLS by these files, read here: gRPC would report a bad one on its own stderr alone, at every attempt."""
+    files = {"etcd_ca": access.ca_file, "etcd_cert": access.cert_file, "etcd_key": access.key_file}
+    contents: dict[str, bytes | None] = {}
+    try:
+        for name, file in files.items():
+            contents[name] = Path(file).read_bytes() if file else None
+    except OSError as error:
+        raise ConfigError(
+            f"{name} {file} cannot be read: {error.strerror}", fix="see its path and its mode"
+        ) from None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    used = f"etcd_ca {access.ca_file}"
+    try:
+        context.load_verify_locations(cafile=access.ca_file)
+        if access.cert_file or access.key_file:
+            used = f"etcd_cert {access.cert_file}, etcd_key {access.key_file}"
+            context.load_cert_chain(access.cert_file, access.key_file or None)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise ConfigError(
+            f"{used}: not what etcd's TLS needs: {error}", fix="give PEM files; a certificate with its key"
+        ) from None
+    return grpc.ssl_channel_credentials(contents["etcd_ca"], contents["etcd_key"], contents["etcd_cert"])
+
+
+def _parse_claim(text: bytes) -> Claim:
+    claim = msgspec.json.decode(text, type=Claim)
+    Address.parse(claim.address)
+    return msgspec.structs.replace(claim, term=_checked_term(claim.term))
+
+
+def _parse_members(text: bytes) -> Members:
+    members = msgspec.json.decode(text, type=Members)
+    _checked_term(members.term)
+    return members
+
+
+def _parse_term(text: bytes) -> int:
+    return _checked_term(int(text))
+
+
+def _checked_term(term: int) -> int:
+    if not 0 <= term <= TERM_MAX:
+        raise ValueError(f"term {term} is not between 0 and {TERM_MAX}")
+    return term
 
 
 class Coordinator:
@@ -301,6 +409,7 @@ class Coordinator:
         election: Ours.
         ticked_ms: When the master's loop last ticked.
         changed: Called on the thread whenever something the master goes by has changed.
+        failed: Called on the thread when it ends by what is a bug: nobody renews the lease from then on.
     """
 
     def __init__(
@@ -310,6 +419,7 @@ class Coordinator:
         *,
         ticked_ms: Callable[[], int],
         changed: Callable[[], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self.election = election
         self.lock = threading.Lock()
@@ -318,6 +428,7 @@ class Coordinator:
         self._keys = keys
         self._ticked_ms = ticked_ms
         self._changed = changed
+        self._failed = failed
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="election", daemon=True)
@@ -339,6 +450,12 @@ class Coordinator:
         self._wake.set()
 
     def _run(self) -> None:
+        try:
+            self._elect()
+        except Exception as error:  # noqa: BLE001 (a thread's end would be noticed by nobody, and here nobody leads then)
+            self._failed(error)
+
+    def _elect(self) -> None:
         shown: object = None
         while True:
             with self.lock:

@@ -73,6 +73,10 @@ class Seen:
     term: int = 0
     members_revision: int = 0
     term_revision: int = 0
+    taken: bool = False
+    """The leader's key is there, readable or not: nobody can campaign."""
+    trouble: str = ""
+    """What cannot be read; somebody else has written there."""
 
 
 # Operations, each with what ``done`` is given for it.
@@ -133,13 +137,21 @@ class Raise:
 
 
 @dataclass(frozen=True, slots=True)
+class Promote:
+    """If nobody leads and members are as ``seen``: be the in-sync set → whether that was so."""
+
+    members: Members
+    seen: Seen
+
+
+@dataclass(frozen=True, slots=True)
 class Revoke:
     """Give a lease back → anything."""
 
     lease: int
 
 
-Op = Look | Grant | Campaign | Renew | Record | Publish | Raise | Revoke
+Op = Look | Grant | Campaign | Renew | Record | Publish | Raise | Promote | Revoke
 
 
 class Silence:
@@ -193,6 +205,7 @@ class Election:
         self._stand_back_until_ms = 0
         self._not_before_ms = 0  # after trouble
         self._resigning = False
+        self._promoting = False
         self._stale_leases: list[int] = []
 
     @property
@@ -208,10 +221,25 @@ class Election:
         """Step down at the next chance, and stand back for a while."""
         self._resigning = True
 
+    def promote(self) -> None:
+        """
+        Become the in-sync set, at the next chance and if nobody leads: an operator's way out.
+
+        What only the members of the set before had is lost with that.
+        """
+        self._promoting = True
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody led at the last look."""
+        return self._free_since_ms is not None
+
     def eligible(self) -> bool:
         """Whether this master may campaign: everybody in a new group, else a member of the in-sync set."""
         members = self.seen.members
-        return members is None or self._claim.name in members.names
+        if members is None:
+            return self.seen.members_revision == 0  # a set that cannot be read is not one of everybody
+        return self._claim.name in members.names
 
     def next(self, now_ms: int, *, ticked_ms: int) -> Op | int:
         """
@@ -247,6 +275,11 @@ class Election:
             return Revoke(self._stale_leases[-1])
         if now_ms - self._looked_ms >= POLL_MS:
             return Look()
+        if self._promoting and self.seen_ms == self._looked_ms:
+            # Unread, a term is outdone all the same: by the highest one that we have seen.
+            return Promote(
+                Members(term=max(self.seen.term, self._term_min), names=[self._claim.name]), self.seen
+            )
         if self._lease:
             term = max(self.seen.term, self._term_min) + 1
             claim = msgspec.structs.replace(self._claim, term=term)
@@ -258,7 +291,8 @@ class Election:
     def _may_campaign(self, now_ms: int) -> bool:
         if self._free_since_ms is None or now_ms < self._stand_back_until_ms or not self.eligible():
             return False
-        fresh = self.hot or self.seen.members is None
+        # In a new group anybody may begin; in one whose etcd was lost whoever has followed goes first.
+        fresh = self.hot or (self.seen.members is None and self._term_min == 0)
         wait_ms = (0 if fresh else COLD_DELAY_MS) + (BARRED_DELAY_MS if self.barred else 0)
         return now_ms - self._free_since_ms >= wait_ms
 
@@ -285,6 +319,9 @@ class Election:
             case Renew() if result is True:
                 self._renewed_ms = sent_ms
                 self.lease_until_ms = max(self.lease_until_ms, self._until(sent_ms))
+            case Promote():
+                self._promoting = False  # once: whoever asked looks what became of it
+                self._looked_ms = now_ms - POLL_MS
             case Revoke():
                 # Silence as well: it ends by itself, and nothing of ours hangs on it.
                 self._stale_leases.remove(op.lease)
@@ -308,7 +345,7 @@ class Election:
             return
         self.seen, self.seen_ms = result, now_ms
         self._term_min = max(self._term_min, result.term)
-        if result.leader is not None:
+        if result.leader is not None or result.taken:
             self._free_since_ms = None
         elif self._free_since_ms is None:
             self._free_since_ms = now_ms

@@ -57,6 +57,7 @@ class Follower:
         self.standby: Standby | None = None
         self.term = 0  # of the leader that ``standby`` follows
         self.heard_ms = 0
+        self.trouble: KvopsError | None = None  # why the leader is not followed now
         self._secret = secret
         self._hello = hello
         self._core = core
@@ -94,6 +95,7 @@ class Follower:
                 finally:
                     link.close()
             except KvopsError as error:
+                self.trouble = error
                 if not (self._stopping or told):
                     log.warning("leader.lost", leader=str(self.leader), error=error.what)
                     told = True
@@ -144,6 +146,7 @@ class Follower:
             offset = self.heard_ms - self._joined.now_ms
             self.standby = Standby(self._core(), clock_offset_ms=offset)
             self.term = self._joined.term
+            self.trouble = None
             self._changed()
         elif frame.kind == Kind.REPLICATE and self._joined is not None:
             self._apply(body)

@@ -18,7 +18,7 @@ import msgspec
 import uvloop
 
 from kvops import __version__, collector
-from kvops.errors import KvopsError, NotLeader, Refused, Unreachable, WireError
+from kvops.errors import KvopsError, NotLeader, Refused, Unreachable, UsageError, WireError
 from kvops.files import read_secret
 from kvops.limits import BEAT_INTERVAL_MS
 from kvops.log import configure, log
@@ -44,12 +44,21 @@ from kvops.store.journal import recover_state, set_aside
 from kvops.store.journal_writer import JournalWriter
 from kvops.store.listen import connection_room, listen_tcp, listen_unix
 from kvops.store.master_core import TICK_MS, JournalEntry, MasterCore, MasterSettings
-from kvops.store.model import GENERATION_SEQUENCE_BITS, Event, HoldKind, HoldReply, MasterStatus, StopCheck
+from kvops.store.model import (
+    GENERATION_SEQUENCE_BITS,
+    Event,
+    HoldKind,
+    HoldReply,
+    MasterStatus,
+    Promotion,
+    StopCheck,
+    Trouble,
+)
 from kvops.store.replication import ACK, Replication
 from kvops.store.snapshot import Snapshot
 from kvops.store.standby import Standby
 from kvops.store.streams import Streams
-from kvops.store.term import note_term, raise_term, read_term
+from kvops.store.term import TERM_MAX, note_term, raise_term, read_term
 
 SWITCH_INTERVAL_S: Final = 0.0005  # for other threads (scrapes, the journal) to give the GIL back to the loop
 SPIN_S: Final = 200e-6  # as long as a caller that slept takes to wake up
@@ -65,7 +74,8 @@ FLUSH_S_MAX: Final = 1.0  # an operator's change waits this long for a slow disk
 SNAPSHOT_PAUSE_S: Final = 10.0  # between two attempts
 ALWAYS: Final = 1 << 63  # a lease that nobody else can have
 HELD_MAX: Final = 100_000  # answers that wait for standbys
-JOURNAL_WAIT_S: Final = 1.0
+JOURNAL_WAIT_S: Final = 1.0  # for a standby's disk to take the state
+JOURNAL_STEP_S: Final = 0.1
 INTERNAL_ERROR: Final = 70  # EX_SOFTWARE of sysexits.h
 STEP_DOWN_DELAY_S: Final = 0.2  # after a drain of its own host: the answer leaves first
 STALLED_S: Final = 2.0  # a loop that has not ticked for this long is not ready
@@ -212,6 +222,8 @@ class Master:
         self._starting: asyncio.Task[None] | None = None  # to lead
         self._resigning = False
         self._won = 0  # the election that we lead by
+        self._troubles: dict[str, Trouble] = {}  # by code, for status
+        self._followed_snapshot: Snapshot | None = None  # of what we follow; the follower's thread's
         self._ticked_ms = boot_ms()
 
     # Life.
@@ -422,9 +434,13 @@ class Master:
     def _ticks_ended(self, task: asyncio.Task[None]) -> None:
         """Without its timer a master would serve on and notice no death: it ends, its journal is in order."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("master.failed", error=repr(error), exc_info=error)
-            self._exit_code = INTERNAL_ERROR
-            self._stop.set()
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """A bug of ours: one half of a master must not go on without the other, holding a lease or a place."""
+        log.error("master.failed", error=repr(error), exc_info=error)
+        self._exit_code = INTERNAL_ERROR
+        self._stop.set()
 
     # Leading.
 
@@ -447,7 +463,7 @@ class Master:
         """Begin with what our own journal says; the stores' slot tables have the last word."""
         self.core = self._fresh_core(term=term)
         recovered, next_sequence = self._recover()
-        self._journal = JournalWriter(self._state_dir / "journal", next_sequence=next_sequence)
+        self._open_journal(next_sequence)
         log.info("journal.recovered", objects=recovered)
 
     def assert_leads(self, now: int) -> None:
@@ -499,6 +515,7 @@ class Master:
             election,
             ticked_ms=lambda: self._ticked_ms,
             changed=lambda: self._call_soon(self._election_changed),
+            failed=lambda error: self._call_soon(lambda: self._fail(error)),
         )
         self._coordinator.start()
 
@@ -520,6 +537,7 @@ class Master:
             self._resigning = False
             if self._starting is None:
                 self._starting = self._loop.create_task(self._begin_to_lead(election.term))
+                self._starting.add_done_callback(self._ticks_ended)
         elif election.role is Role.STANDBY:
             self._resigning = False
             if self._replication is not None:
@@ -528,7 +546,7 @@ class Master:
         if self._replication is not None:
             if election.term > self.core.term:
                 self.core.raise_term(election.term)
-                note_term(self._state_dir, election.term)
+                self._keep_term(election.term)
             self._replication.members(election.members)
             self._release()
         self._renewed(election)
@@ -545,6 +563,7 @@ class Master:
             standby = await asyncio.to_thread(self._take_over, follower, term)
         except KvopsError as error:
             log.error("leadership.refused", term=term, error=error.what, fix=error.fix)
+            self._trouble("leadership_refused", error)
             with self._coordinator.lock:
                 self._coordinator.election.resign()
             return
@@ -555,6 +574,7 @@ class Master:
             self._call_soon(self._election_changed)  # it took so long that somebody else leads
             return
         self._won = election.won
+        self._troubles.pop("leadership_refused", None)
         hot = standby is not None
         if standby is not None:
             standby.promote(term=term, now_ms=boot_ms())
@@ -570,13 +590,41 @@ class Master:
 
     def _take_over(self, follower: Follower | None, term: int) -> Standby | None:
         """Off the loop: what we have followed, where that was everything; else what our journal knows."""
-        note_term(self._state_dir, term)
+        if term > TERM_MAX:
+            raise Refused(
+                f"term {term} is beyond {TERM_MAX}", fix="start a new group: its generations are used up"
+            )
+        self._keep_term(term)
         standby = follower.standby if follower is not None and follower.stop() else None
         if standby is not None and standby.caught_up:
+            self._snapshot, self._followed_snapshot = self._followed_snapshot, None
             return standby
         self._close_journal()
         self._lead_from_journal(term)
         return None
+
+    def _keep_term(self, term: int) -> None:
+        """Where the disk is full, lead all the same: etcd has the term, and stores refuse a lower one."""
+        try:
+            note_term(self._state_dir, term)
+            self._troubles.pop("term_unkept", None)
+        except KvopsError as error:
+            log.error("term.unkept", term=term, error=error.what)
+            self._trouble("term_unkept", error)
+
+    def _trouble(self, code: str, error: KvopsError) -> None:
+        self._troubles[code] = Trouble(code=code, text=error.what, fix=error.fix)
+
+    def _open_journal(self, next_sequence: int) -> None:
+        """One of several masters does without where its disk refuses: the others and the stores know the same."""
+        try:
+            self._journal = JournalWriter(self._state_dir / "journal", next_sequence=next_sequence)
+            self._troubles.pop("journal_unwritable", None)
+        except KvopsError as error:
+            if not self.config.etcd:
+                raise
+            log.error("journal.unwritable", error=error.what)
+            self._trouble("journal_unwritable", error)
 
     def _cease_to_lead(self) -> None:
         """Somebody else may lead already: drop everybody, and whatever was not acknowledged."""
@@ -596,7 +644,7 @@ class Master:
         self.core = self._fresh_core(term=0)
 
     def _close_journal(self) -> None:
-        self._snapshot = None
+        self._snapshot = self._followed_snapshot = None
         journal, self._journal = self._journal, None
         if journal is not None:
             journal.close()
@@ -626,8 +674,8 @@ class Master:
             follower is not None
             and standby is not None
             and standby.caught_up
-            and seen.members is not None
-            and follower.term == seen.members.term
+            # Where etcd has lost everything, whoever has followed knows more than whoever has not.
+            and (seen.members.term == follower.term if seen.members else not seen.members_revision)
         )
 
     def _hello(self) -> Hello:
@@ -645,19 +693,40 @@ class Master:
     def _write_followed(self, standby: Standby, entry: JournalEntry | None) -> None:
         """On the follower's thread: the journal of a standby holds what it follows, from the state on."""
         if entry is None:
-            self._close_journal()
-            directory = self._state_dir / "journal"
-            if directory.exists():
-                set_aside(directory)
-            self._journal = JournalWriter(directory, next_sequence=0)
-            snapshot = Snapshot(self._journal, standby.core)
-            while not snapshot.step():
-                self._journal.flush(JOURNAL_WAIT_S)
+            self._begin_followed_journal(standby)
             return
         journal = self._journal
-        if journal is not None:
-            kind, count, body = entry.encode()
-            journal.append(kind, body, count)
+        if journal is None:
+            return
+        kind, count, body = entry.encode()
+        journal.append(kind, body, count)
+        snapshot = self._followed_snapshot
+        if snapshot is None and journal.wants_snapshot and time.monotonic() >= self._snapshot_after:
+            self._followed_snapshot = snapshot = Snapshot(journal, standby.core)
+        if snapshot is not None and snapshot.step():
+            self._followed_snapshot = None
+            self._snapshot_after = time.monotonic() + SNAPSHOT_PAUSE_S
+
+    def _begin_followed_journal(self, standby: Standby) -> None:
+        self._close_journal()
+        directory = self._state_dir / "journal"
+        try:
+            if directory.exists():
+                set_aside(directory)
+        except KvopsError as error:
+            log.error("journal.unwritable", error=error.what)
+            self._trouble("journal_unwritable", error)
+            return
+        self._open_journal(0)
+        if self._journal is None:
+            return
+        snapshot = Snapshot(self._journal, standby.core)
+        deadline = time.monotonic() + JOURNAL_WAIT_S
+        while not snapshot.step():
+            self._journal.flush(JOURNAL_STEP_S)
+            if time.monotonic() >= deadline:  # a disk that hangs does not keep us from following
+                self._followed_snapshot = snapshot
+                return
 
     def _ask_for_term(self, seen: int) -> None:
         assert self._coordinator is not None
@@ -815,8 +884,27 @@ class Master:
             stores=[store.info() for store in core.stores],
             clients=core.clients(),
             holds=core.holds.every(now_ms=boot_ms()),
+            troubles=self._every_trouble(),
             **self._standing(),
         )
+
+    def _every_trouble(self) -> list[Trouble]:
+        troubles = list(self._troubles.values())
+        journal, follower = self._journal, self._follower
+        if journal is not None and (failure := journal.failure) is not None:
+            text = f"its journal in {self._state_dir} is behind: {failure.strerror}"
+            fix = (
+                "make room there: it is made whole by itself; until then a restart knows what the stores know"
+            )
+            troubles.append(Trouble(code="journal_failed", text=text, fix=fix))
+        if self._coordinator is not None and self._replication is None:
+            seen = self._coordinator.election.seen
+            if seen.trouble:
+                fix = f"etcdctl del /kvops/{self.config.group}/leader" if seen.taken else "kvops status"
+                troubles.append(Trouble(code="etcd_damaged", text=seen.trouble, fix=fix))
+            if follower is not None and (error := follower.trouble) is not None and seen.leader is not None:
+                troubles.append(Trouble(code="cannot_follow", text=error.what, fix=error.fix))
+        return troubles
 
     def _term(self) -> int:
         return self.core.term if self._follower is None else self._follower.term
@@ -893,7 +981,7 @@ class Master:
         hosts = {store.mount.host for store in self.core.stores}
         only_masters = {*masters, *(host for host in masters.values() if host not in hosts)}
         stores = [target for target in targets if target not in only_masters]
-        reply = self.core.holds.ok_to_stop(stores, now_ms=boot_ms())
+        reply = self.core.holds.ok_to_stop(stores, now_ms=boot_ms()) if stores else HoldReply(holds=[])
         able = self._members() - taken
         check = StopCheck(
             name="masters",
@@ -922,6 +1010,52 @@ class Master:
         log.info("leadership.resigned", term=term, owner=owner)
         self._resign()
         return term
+
+    def promote(self, *, owner: str, force: Sequence[str], dry_run: bool) -> Promotion:
+        """
+        Lead although not in the in-sync set, whose members are gone for good: an operator's way out.
+
+        Raises:
+            UsageError: A check that nobody knows.
+            Refused: Somebody leads or can without this, or the set's members may come back.
+            Unreachable: etcd does not answer.
+        """
+        name, coordinator = self.config.name, self._coordinator
+        unknown = sorted(set(force) - {"in-sync"})
+        if unknown:
+            raise UsageError(f"unknown check {', '.join(unknown)}", fix="the only one is in-sync")
+        if coordinator is None or self._replication is not None:
+            raise Refused(f"{name} leads already", fix="see kvops status")
+        if coordinator.silent_since_ms:
+            raise Unreachable(
+                f"etcd does not answer {name}", fix="bring etcd back first: etcdctl endpoint health"
+            )
+        seen = coordinator.election.seen
+        if not coordinator.election.free:
+            leader = seen.leader.name if seen.leader is not None else "somebody"
+            raise Refused(
+                f"{leader} leads, or did a moment ago", fix="wait some seconds, then see kvops status"
+            )
+        if coordinator.election.eligible():
+            raise Refused(f"{name} needs no promotion: it is in the in-sync set", fix="wait for the election")
+        members = list(seen.members.names) if seen.members is not None else []
+        who = ", ".join(members) or "the members of a set that cannot be read"
+        if "in-sync" not in force and not dry_run:
+            raise Refused(
+                f"{name} lacks what {who} acknowledged last",
+                fix=f"start {who} again; gone for good: --force in-sync. Objects in living stores are kept; drains"
+                f" and cordons that {name} did not hear of are lost",
+            )
+        core = self._directory()
+        made = Promotion(
+            term=seen.term, members=members, objects=len(core.index), holds=len(core.holds.rows())
+        )
+        if not dry_run:
+            log.warning("master.promoted", owner=owner, replaces=members, objects=made.objects)
+            with coordinator.lock:
+                coordinator.election.promote()
+            coordinator.wake()
+        return made
 
     def _resign(self) -> None:
         """Answer nobody from now on: the lease is given back, so another may lead in a moment."""

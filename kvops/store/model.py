@@ -260,6 +260,23 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     stores: list[StoreInfo]
 
 
+class Trouble(msgspec.Struct, frozen=True, kw_only=True):
+    """What keeps a master from doing its part."""
+
+    code: str
+    text: str
+    fix: str
+
+
+class Promotion(msgspec.Struct, frozen=True, kw_only=True):
+    """What a standby knows that is to lead without being in the in-sync set."""
+
+    term: int  # the last one that it knows of
+    members: list[str]  # the set that it replaces
+    objects: int  # the stores' own word is added when it leads
+    holds: int
+
+
 class MasterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What ``kvops status`` asks a master for."""
 
@@ -287,6 +304,7 @@ class MasterStatus(msgspec.Struct, frozen=True, kw_only=True):
     members: list[str] = []  # the in-sync set: who may lead next
     promotable: bool = True  # it leads, or could at once with everything that was acknowledged
     etcd_silent_ms: int = 0  # since etcd last answered it; 0: it does, or there is none
+    troubles: list[Trouble] = []
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from kvops.store.election import (
     Look,
     Members,
     Op,
+    Promote,
     Publish,
     Raise,
     Record,
@@ -69,6 +70,11 @@ class Etcd:
                 if lease not in self.leases:
                     return False
                 self.leases[lease] = now_ms + TTL_S * 1_000
+                return True
+            case Promote(members, seen):
+                if self.leader is not None or seen.members_revision != self.members_revision:
+                    return False
+                self.members, self.members_revision = members, self.revision
                 return True
             case Revoke(lease):
                 self.leases.pop(lease, None)
@@ -190,12 +196,48 @@ def test_a_standby_counts_as_a_member_until_etcd_says_that_it_is_none() -> None:
 def test_a_term_that_a_store_has_seen_is_outdone() -> None:
     """After etcd was made anew, generations still go above every earlier one."""
     one, etcd = election("a", term_min=7), Etcd()
-    drive(one, etcd, start_ms=0, end_ms=500)
+    drive(one, etcd, start_ms=0, end_ms=COLD_DELAY_MS + 500)
     assert one.term == 8
     one.term_wanted = 20
-    drive(one, etcd, start_ms=500, end_ms=600)
+    drive(one, etcd, start_ms=COLD_DELAY_MS + 500, end_ms=COLD_DELAY_MS + 600)
 
     assert (one.term, etcd.term, etcd.leader) == (21, 21, one.claim)
+
+
+def test_an_etcd_that_lost_everything_is_given_to_whoever_has_followed() -> None:
+    """Nobody is in an in-sync set any more: a master that knows terms but nothing else waits for one that followed."""
+    cold, hot, etcd = election("a", term_min=7), election("b", term_min=7), Etcd()
+    for now in range(0, 1_000, STEP_MS):
+        hot.hot = True
+        for one in (cold, hot):
+            op = one.next(now, ticked_ms=now)
+            if not isinstance(op, int):
+                one.done(op, etcd.run(op, now), sent_ms=now, now_ms=now)
+
+    assert (cold.role, hot.role) == (Role.STANDBY, Role.LEADER)
+
+
+def test_whoever_is_not_in_the_set_leads_only_when_promoted() -> None:
+    """The set's only member is gone: an operator's word lets another one be the set, once, and it leads."""
+    one, etcd = election("b"), Etcd(members=Members(term=3, names=["a"]), term=3, members_revision=1)
+    drive(one, etcd, start_ms=0, end_ms=10_000)
+    assert one.role is Role.STANDBY
+    one.promote()
+    drive(one, etcd, start_ms=10_000, end_ms=10_000 + COLD_DELAY_MS + 500)
+
+    assert (one.role, one.term) == (Role.LEADER, 4)
+    assert etcd.members == Members(term=4, names=["b"])
+
+
+def test_nobody_is_promoted_beside_a_leader() -> None:
+    """etcd itself refuses when somebody has begun to lead meanwhile."""
+    first, second, etcd = election("a"), election("b"), Etcd()
+    drive(first, etcd, start_ms=0, end_ms=500)
+    second.promote()
+    drive(second, etcd, start_ms=500, end_ms=1_000)
+
+    assert etcd.members == Members(term=1, names=["a"])
+    assert second.role is Role.STANDBY
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -30,6 +30,7 @@ from kvops.store.election import (
     Look,
     Members,
     Op,
+    Promote,
     Publish,
     Raise,
     Record,
@@ -244,6 +245,12 @@ def carry_out(op: Op, keys: Keys, *, now_ms: int) -> object:
                 keys,
                 op.claim,
                 [("leader", msgspec.json.encode(claim), op.lease), ("term", str(op.term).encode(), 0)],
+            )
+        case Promote():
+            return keys.transact(
+                [("leader", 0), ("members", op.seen.members_revision)],
+                [],
+                [("members", msgspec.json.encode(op.members), 0)],
             )
         case Revoke():
             keys.revoke(op.lease)

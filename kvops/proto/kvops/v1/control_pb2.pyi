@@ -75,8 +75,40 @@ class StepDownReply(_message.Message):
     term: int
     def __init__(self, term: _Optional[int] = ...) -> None: ...
 
+class PromoteRequest(_message.Message):
+    __slots__ = ("owner", "force", "dry_run")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    force: _containers.RepeatedScalarFieldContainer[str]
+    dry_run: bool
+    def __init__(self, owner: _Optional[str] = ..., force: _Optional[_Iterable[str]] = ..., dry_run: bool = ...) -> None: ...
+
+class PromoteReply(_message.Message):
+    __slots__ = ("term", "members", "objects", "holds")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    members: _containers.RepeatedScalarFieldContainer[str]
+    objects: int
+    holds: int
+    def __init__(self, term: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., objects: _Optional[int] = ..., holds: _Optional[int] = ...) -> None: ...
+
+class Trouble(_message.Message):
+    __slots__ = ("code", "text", "fix")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FIX_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    text: str
+    fix: str
+    def __init__(self, code: _Optional[str] = ..., text: _Optional[str] = ..., fix: _Optional[str] = ...) -> None: ...
+
 class StatusReply(_message.Message):
-    __slots__ = ("group", "name", "host", "pid", "address", "role", "term", "uptime_s", "placement", "objects", "processing", "capacity_bytes", "used_bytes", "evicted_total", "lookups_total", "hits_total", "breaker_open", "stores", "clients", "holds", "sequence", "members", "promotable", "etcd_silent_ms")
+    __slots__ = ("group", "name", "host", "pid", "address", "role", "term", "uptime_s", "placement", "objects", "processing", "capacity_bytes", "used_bytes", "evicted_total", "lookups_total", "hits_total", "breaker_open", "stores", "clients", "holds", "sequence", "members", "promotable", "etcd_silent_ms", "troubles")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +133,7 @@ class StatusReply(_message.Message):
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     PROMOTABLE_FIELD_NUMBER: _ClassVar[int]
     ETCD_SILENT_MS_FIELD_NUMBER: _ClassVar[int]
+    TROUBLES_FIELD_NUMBER: _ClassVar[int]
     group: str
     name: str
     host: str
@@ -125,7 +158,8 @@ class StatusReply(_message.Message):
     members: _containers.RepeatedScalarFieldContainer[str]
     promotable: bool
     etcd_silent_ms: int
-    def __init__(self, group: _Optional[str] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., uptime_s: _Optional[float] = ..., placement: _Optional[_Union[PlacementPolicy, str]] = ..., objects: _Optional[int] = ..., processing: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., evicted_total: _Optional[int] = ..., lookups_total: _Optional[int] = ..., hits_total: _Optional[int] = ..., breaker_open: bool = ..., stores: _Optional[_Iterable[_Union[StoreInfo, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[ClientInfo, _Mapping]]] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., sequence: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., promotable: bool = ..., etcd_silent_ms: _Optional[int] = ...) -> None: ...
+    troubles: _containers.RepeatedCompositeFieldContainer[Trouble]
+    def __init__(self, group: _Optional[str] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., uptime_s: _Optional[float] = ..., placement: _Optional[_Union[PlacementPolicy, str]] = ..., objects: _Optional[int] = ..., processing: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., evicted_total: _Optional[int] = ..., lookups_total: _Optional[int] = ..., hits_total: _Optional[int] = ..., breaker_open: bool = ..., stores: _Optional[_Iterable[_Union[StoreInfo, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[ClientInfo, _Mapping]]] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., sequence: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., promotable: bool = ..., etcd_silent_ms: _Optional[int] = ..., troubles: _Optional[_Iterable[_Union[Trouble, _Mapping]]] = ...) -> None: ...
 
 class Hold(_message.Message):
     __slots__ = ("number", "target", "host", "kind", "state", "reason", "owner", "since", "migrate", "bandwidth_bps", "stores", "objects_at_call", "bytes_at_call", "leases_left_ms", "swept", "left", "objects", "migrated", "migrated_bytes", "unmoved")

@@ -69,6 +69,11 @@ class ControlStub(object):
                 request_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownRequest.SerializeToString,
                 response_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownReply.FromString,
                 _registered_method=True)
+        self.Promote = channel.unary_unary(
+                '/kvops.v1.Control/Promote',
+                request_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.PromoteRequest.SerializeToString,
+                response_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.PromoteReply.FromString,
+                _registered_method=True)
         self.Holds = channel.unary_unary(
                 '/kvops.v1.Control/Holds',
                 request_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.HoldsRequest.SerializeToString,
@@ -129,6 +134,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Promote(self, request, context):
+        """Let this standby lead although it is not in the in-sync set. Refused while anybody leads, or may lead without it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Holds(self, request, context):
         """Every hold, and how far each has come. Changes nothing.
         """
@@ -173,6 +185,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.StepDown,
                     request_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownRequest.FromString,
                     response_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownReply.SerializeToString,
+            ),
+            'Promote': grpc.unary_unary_rpc_method_handler(
+                    servicer.Promote,
+                    request_deserializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.PromoteRequest.FromString,
+                    response_serializer=kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.PromoteReply.SerializeToString,
             ),
             'Holds': grpc.unary_unary_rpc_method_handler(
                     servicer.Holds,
@@ -369,6 +386,33 @@ class Control(object):
             '/kvops.v1.Control/StepDown',
             kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownRequest.SerializeToString,
             kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.StepDownReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Promote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvops.v1.Control/Promote',
+            kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.PromoteRequest.SerializeToString,
+            kvops_dot_proto_dot_kvops_dot_v1_dot_control__pb2.PromoteReply.FromString,
             options,
             channel_credentials,
             insecure,
