@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint types pytest bench proto clean
+.PHONY: demo test lint types pytest chaos zoo bench proto clean
 .DEFAULT_GOAL := help
 
 help:
@@ -34,6 +34,14 @@ types: $(STAMP)
 
 pytest: $(STAMP)
 	$(BIN)/pytest
+
+# The quick experiments: a pool of their own each, real faults, verdicts; about seven minutes, in quiet.
+chaos: $(STAMP)
+	$(BIN)/kvops chaos suite playbooks/experiments --quick --allow-unsupported
+
+# Every bug of the zoo against the checker that was made for it; about a quarter of an hour.
+zoo: $(STAMP)
+	KVOPS_ZOO=all $(BIN)/pytest tests/chaos/test_zoo.py
 
 bench: $(STAMP)
 	$(BIN)/kvops bench all --quick

@@ -24,7 +24,7 @@ from kvops.notify import Receiver
 from kvops.store.client import Pool
 from kvops.store.model import StoreState
 
-WAIT_S = 15.0
+WAIT_S = 30.0
 SEGMENT_BYTES = 32 << 20
 ROOT = Path(__file__).parent.parent
 

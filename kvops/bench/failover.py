@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from kvops.bench import raw
 from kvops.bench.cuttable import CuttableRelay
 from kvops.bench.model import Effort, Params, Result, Tell
 from kvops.bench.pool import BenchPool, metric, pool_of, wait_until
-from kvops.errors import KvopsError
+from kvops.errors import KvopsError, Unreachable
 from kvops.files import write_yaml
 from kvops.fleet import etcd as local_etcd
 from kvops.limits import KIB, MIB
@@ -36,6 +37,7 @@ DEADLINE_MS: Final = 200
 KEPT: Final = 500  # objects that are acknowledged before each fault
 SETTLE_S: Final = 20.0
 FAULTS: Final = ("killed", "stopped", "cut from etcd")
+ETCD_FAULTS: Final = ("member killed", "member stopped", "leader stopped")
 PUT_BATCH: Final = 16
 LATE_MS: Final = 20.0  # past its deadline: more than the machine's own hiccups
 
@@ -46,16 +48,16 @@ class Plan:
 
     repeats: int = 5
     put_s: float = 4.0
+    etcd_s: float = 5.0  # how long a member of etcd is gone
+    quorum_s: float = 30.0
     takeover_objects: tuple[int, ...] = (10_000, 1_000_000)
 
     @classmethod
     def of(cls, effort: Effort) -> Plan:
         """The plan for an effort."""
-        return (
-            cls(repeats=1, put_s=1.0, takeover_objects=(10_000,))
-            if effort.quick
-            else cls(repeats=effort.runs)
-        )
+        if effort.quick:
+            return cls(repeats=1, put_s=1.0, etcd_s=2.0, quorum_s=4.0, takeover_objects=(10_000,))
+        return cls(repeats=effort.runs)
 
 
 class Etcd:
@@ -63,19 +65,38 @@ class Etcd:
 
     def __init__(self, directory: Path) -> None:
         names = [f"etcd-{number}" for number in range(local_etcd.MEMBERS)]
-        program = local_etcd.program()
+        self._directory, self._program, self._names = directory, local_etcd.program(), names
         self._configurations = local_etcd.configurations(
             names, [directory / name for name in names], token=directory.name
         )
         self.endpoints = [local_etcd.endpoint(one) for one in self._configurations]
         self.processes: list[subprocess.Popen[bytes]] = []
         for name, configuration in zip(names, self._configurations, strict=True):
-            path = directory / f"{name}.yaml"
-            write_yaml(path, configuration)
-            with (directory / f"{name}.log").open("ab") as log:
-                self.processes.append(
-                    subprocess.Popen([program, "--config-file", str(path)], stdout=log, stderr=log)
-                )
+            write_yaml(directory / f"{name}.yaml", configuration)
+            self.processes.append(self._start(name))
+
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        path = self._directory / f"{name}.yaml"
+        with (self._directory / f"{name}.log").open("ab") as log:
+            return subprocess.Popen([self._program, "--config-file", str(path)], stdout=log, stderr=log)
+
+    def leader(self) -> int:
+        """The member that leads etcd, by its own word."""
+        for number, endpoint in enumerate(self.endpoints):
+            request = urllib.request.Request(f"http://{endpoint}/v3/maintenance/status", data=b"{}")
+            with urllib.request.urlopen(request, timeout=2.0) as answer:  # noqa: S310 (our own etcd, by http)
+                status = msgspec.json.decode(answer.read())
+            if status["leader"] == status["header"]["member_id"]:
+                return number
+        raise Unreachable("etcd has no leader", fix="run it again on a quieter machine")
+
+    def heal(self) -> None:
+        """Wake what is stopped, and start what has ended."""
+        for number, name in enumerate(self._names):
+            if self.processes[number].poll() is None:
+                self.processes[number].send_signal(signal.SIGCONT)
+            else:
+                self.processes[number] = self._start(name)
 
     def close(self) -> None:
         """Kill and reap."""
@@ -90,6 +111,7 @@ class Group:
 
     pool: BenchPool
     relays: dict[str, list[CuttableRelay]]
+    etcd: Etcd
 
     def connect(self) -> Pool:
         """A client that knows every master."""
@@ -142,7 +164,7 @@ def group(*, segment_size_bytes: int = 256 * MIB, stores: int = STORES) -> Itera
         pool.start_masters([endpoints(mine) for mine in relays.values()], **SETTINGS)
         for number in range(stores):
             pool.start_store(number, segment_size_bytes=segment_size_bytes)
-        made = Group(pool, relays)
+        made = Group(pool, relays, etcd)
         made.ready()
         yield made
 
@@ -160,6 +182,7 @@ class _Load:
     stored: list[str] = field(default_factory=list)
     wrong: int = 0
     late: int = 0
+    calls: int = 0
 
     def run(self) -> None:
         number = 0
@@ -171,6 +194,7 @@ class _Load:
             key = f"load/{id(self)}/{number}"
             outcome = self.client.put(key, self.data)
             ended = time.monotonic()
+            self.calls = number
             self.late += (between - began) * 1e3 > DEADLINE_MS + LATE_MS
             self.late += (ended - between) * 1e3 > DEADLINE_MS + LATE_MS
             if found is not None:
@@ -192,6 +216,9 @@ def run(effort: Effort, tell: Tell) -> None:
     with group() as made:
         for fault in FAULTS:
             _faults(plan, made, fault, tell)
+        for fault in ETCD_FAULTS:
+            _etcd_member(plan, made, fault, tell)
+        _quorum(plan, made, tell)
     _cost(plan, tell)
     for objects in plan.takeover_objects:
         _takeover(objects, tell)
@@ -268,6 +295,71 @@ def _one_fault(made: Group, fault: str, repeat: int) -> dict[str, float]:
         "wrong_bytes": wrong,
         "late_calls": load.late,
     }
+
+
+def _etcd_member(plan: Plan, made: Group, fault: str, tell: Tell) -> None:
+    """One member of etcd is gone: puts and gets that did not work meanwhile, and changes of the leader."""
+    rows: dict[str, list[float]] = {"failed_share": [], "late_calls": [], "terms": []}
+    for _ in range(plan.repeats):
+        made.ready()
+        term = made.pool.metric("kvops_master_term")
+        with _loaded(made) as load:
+            number = made.etcd.leader()
+            number = number if fault == "leader stopped" else (number + 1) % len(made.etcd.processes)
+            how = signal.SIGKILL if fault == "member killed" else signal.SIGSTOP
+            before, worked = load.calls, len(load.put) + len(load.got)
+            made.etcd.processes[number].send_signal(how)
+            threading.Event().wait(plan.etcd_s)
+            calls, working = load.calls - before, len(load.put) + len(load.got) - worked
+            made.etcd.heal()
+        made.ready()
+        rows["failed_share"].append(max(0.0, 1 - working / max(1, 2 * calls)))
+        rows["late_calls"].append(load.late)
+        rows["terms"].append(made.pool.metric("kvops_master_term") - term)
+    for name, runs in rows.items():
+        tell(measured(f"failover.etcd_{name}", "", runs, {"fault": fault}))
+
+
+def _quorum(plan: Plan, made: Group, tell: Tell) -> None:
+    """No quorum in etcd: how long the leader still serves, and how soon all is well afterwards."""
+    rows: dict[str, list[float]] = {"served": [], "recovery": [], "late_calls": []}
+    for _ in range(plan.repeats):
+        made.ready()
+        with _loaded(made) as load:
+            for process in made.etcd.processes[:2]:
+                process.send_signal(signal.SIGSTOP)
+            began = time.monotonic()
+            threading.Event().wait(plan.quorum_s)
+            rows["served"].append(load.put[-1] - began)
+            made.etcd.heal()
+            healed = time.monotonic()
+            wait_until(
+                lambda since=healed: load.put[-1] > since, timeout_s=SETTLE_S, what="puts did not work again"
+            )
+            rows["recovery"].append(next(at for at in load.put if at > healed) - healed)
+        made.ready()
+        rows["late_calls"].append(load.late)
+    units = {"served": "s", "recovery": "s", "late_calls": "calls"}
+    for name, runs in rows.items():
+        tell(measured(f"failover.quorum_lost_{name}", units[name], runs, {"seconds": plan.quorum_s}))
+
+
+@contextmanager
+def _loaded(made: Group) -> Iterator[_Load]:
+    """Puts and gets go on while the block runs."""
+    data = bytes(raw.buffers(1, OBJECT_BYTES)[0])
+    with made.connect() as client:
+        keys = [f"etcd/{time.monotonic_ns()}/{number}" for number in range(100)]
+        client.batch_put_from(keys, [data] * len(keys), deadline_ms=10_000)
+        load = _Load(client, keys, data)
+        thread = threading.Thread(target=load.run, daemon=True)
+        thread.start()
+        try:
+            wait_until(lambda: len(load.put) > 20, timeout_s=SETTLE_S, what="puts did not work")
+            yield load
+        finally:
+            load.stop.set()
+            thread.join()
 
 
 def _silent(load: _Load, began: float) -> bool:

@@ -50,6 +50,7 @@ REGISTER_BYTES: Final = 4096
 REGISTER_SUFFIX: Final = "-register"  # of the name under which a client's second pool client is known
 WORKERS: Final = 4  # requests under way in one engine
 MEET_MS: Final = 5_000
+JOIN_LOOK_S: Final = 0.05
 BREAKER_LOOK_S: Final = 0.05
 SAMPLE_S: Final = 1.0
 FLUSH_S: Final = 0.25  # telemetry is at most this old while all is well
@@ -315,7 +316,7 @@ class RecordedPool:
         self._recorder.operation(
             op_id=self._recorder.op_id(),
             kind=kind,
-            outcome=outcome_of(kind, outcome.reason.value),
+            outcome=effect(kind, outcome),
             t_invoke_ns=began,
             t_return_ns=ended,
             cls=self.cls,
@@ -352,6 +353,13 @@ def look(buffer: memoryview, key: str) -> tuple[Content, str, str]:
     """What a buffer's bytes are: their kind, their version, their digest."""
     found = values.judge(key, buffer)
     return found.content, str(found.version or ""), values.digest(buffer)
+
+
+def effect(kind: Kind, outcome: PoolOutcome) -> Outcome:
+    """What is known of an operation's effect: EXISTS without ``ok`` is somebody else's put under way, and no own."""
+    if outcome.reason is Reason.EXISTS and not outcome.ok:
+        return Outcome.FAIL
+    return outcome_of(kind, outcome.reason.value)
 
 
 def now_ns() -> int:
@@ -392,6 +400,8 @@ class Engine:
         count = WORKERS if spec.l2_pages == 0 else 1
         self._workers = [_Worker(spec, pool, recorder, gpu, number) for number in range(count)]
         self._todo: queue.SimpleQueue[tuple[Planned, int] | None] = queue.SimpleQueue()
+        self._recorder = recorder
+        self._unanswered: dict[str, tuple[Planned, int]] = {}
 
     def run(self, start_ns: int) -> None:
         """Send everything that is planned, or until told to stop; returns when all is answered."""
@@ -402,15 +412,32 @@ class Engine:
             intended_ns = start_ns + round(planned.at_s * 1e9)
             if self._stop.wait(max(0.0, (intended_ns - now_ns()) / 1e9)):
                 break
+            self._unanswered[planned.request] = (planned, intended_ns)
             self._todo.put((planned, intended_ns))
         for _ in threads:
             self._todo.put(None)
-        for thread in threads:
-            thread.join()
+        while any(thread.is_alive() for thread in threads) and not self._stop.wait(JOIN_LOOK_S):
+            pass
+        for planned, intended_ns in list(self._unanswered.values()):
+            # Told to stop with requests in hand: they are on record as never answered.
+            self._recorder.request(
+                request=planned.request,
+                outcome=Outcome.INFO,
+                t_intended_ns=intended_ns,
+                cls=class_of(planned, self._spec),
+                input_tokens=planned.input_tokens,
+                blocks=len(planned.hash_ids),
+            )
 
     def _work(self, worker: _Worker) -> None:
         while (item := self._todo.get()) is not None and not self._stop.is_set():
             worker.serve(*item)
+            self._unanswered.pop(item[0].request, None)
+
+
+def class_of(planned: Planned, spec: ClientSpec) -> str:
+    """Requests of the warm-up are of a class of their own: they are not judged with the others."""
+    return "warmup" if planned.at_s < spec.warmup_s else "prefix"
 
 
 class _Worker:
@@ -433,7 +460,7 @@ class _Worker:
     def serve(self, planned: Planned, intended_ns: int) -> None:
         """One request, from its look-up to its write-back."""
         spec = self._spec
-        cls = "warmup" if planned.at_s < spec.warmup_s else "prefix"
+        cls = class_of(planned, spec)
         keys = [f"{spec.key_prefix}{block:x}" for block in planned.hash_ids]
         self._pool.begin(planned.request, cls, keys)
         began_ns = now_ns()
@@ -535,7 +562,7 @@ class Register:
         self._recorder.operation(
             op_id=self._recorder.op_id(),
             kind=kind,
-            outcome=outcome_of(kind, outcome.reason.value),
+            outcome=effect(kind, outcome),
             t_invoke_ns=began,
             t_return_ns=now_ns() if ended is None else ended,
             cls="register",
@@ -569,6 +596,13 @@ class Watch:
             if now - flushed >= FLUSH_S:
                 flushed = now
                 self._pools[0][1].flush()
+        for _, recorder in self._pools:
+            for (name, domain, node), state in self._known.items():
+                if name == recorder.name and state != "closed":
+                    # The next arm's client has the same name, and breakers of its own.
+                    recorder.event(
+                        EventKind.BREAKER_CLOSED, domain=domain, node=node, detail="the client ended"
+                    )
 
     def _breakers(self, pool: PoolLike, recorder: Recorder) -> None:
         health = pool.health()

@@ -27,9 +27,9 @@ from kvops.fleet.process import ProcessIdentity, send_signal
 from kvops.store.clock import boot_ms
 
 READY: Final = b"ready"
-START_TIMEOUT_S: Final = 10.0
+START_TIMEOUT_S: Final = 20.0
 DUTY_PERIOD_S: Final = 0.1
-ATTACH_TIMEOUT_S: Final = 5.0
+ATTACH_TIMEOUT_S: Final = 10.0
 BALLAST_CHUNK_BYTES: Final = 64 << 20
 Ready = Callable[[], None]
 
@@ -136,17 +136,6 @@ def ballast(settings: dict[str, Any], until: int, ready: Ready) -> None:
     _wait(until)
 
 
-def memory(settings: dict[str, Any], until: int, ready: Ready) -> None:
-    """Hold memory that was written to, where a control group was named in that."""
-    if settings.get("cgroup"):
-        (Path(settings["cgroup"]) / "cgroup.procs").write_text(str(os.getpid()))
-    area = mmap.mmap(-1, int(settings["bytes"]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for offset in range(0, len(area), mmap.PAGESIZE):
-        area[offset] = 1
-    ready()
-    _wait(until)
-
-
 def hugepages(settings: dict[str, Any], until: int, ready: Ready) -> None:
     """Take all free huge pages of the default size."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000  # MAP_HUGETLB: mmap(2)
@@ -231,7 +220,6 @@ def flap(settings: dict[str, Any], until: int, ready: Ready) -> None:
 KINDS: Final[dict[str, Callable[[dict[str, Any], int, Ready], None]]] = {
     "duty": duty,
     "ballast": ballast,
-    "memory": memory,
     "hugepages": hugepages,
     "proxy": proxy,
     "incast": incast,

@@ -27,9 +27,9 @@ import msgspec
 
 from kvops.chaos import netns
 from kvops.chaos.procs import pids
-from kvops.errors import LeftBehind, Refused, Unreachable, Unsupported, UsageError
+from kvops.errors import KvopsError, LeftBehind, Refused, Unsupported, UsageError
 from kvops.files import load_yaml, write_yaml
-from kvops.fleet.local import GroupState, LocalGroup, Member, StartPlan, Tell, serve_command
+from kvops.fleet.local import Command, GroupState, LocalGroup, Member, StartPlan, Tell, serve_command
 from kvops.fleet.process import identify, send_signal, wait_ended
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 NODES_MAX: Final = 64
 NETWORK: Final = "10.78.0"
 COMMAND_TIMEOUT_S: Final = 10.0
+RESTART_TIMEOUT_S: Final = 30.0
 CLIENT_NODE: Final = "client"  # where engines and other observers live
 
 
@@ -90,19 +91,22 @@ def missing() -> str | None:
     for program, package in (("ip", "iproute2"), ("nsenter", "util-linux")):
         if shutil.which(program) is None:
             return f"{program} is not installed: apt install {package}"
-    return None
+    tried = subprocess.run(
+        ["unshare", "--net", "true"], capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False
+    )
+    return None if tried.returncode == 0 else "the kernel lets us make no network namespace"
 
 
 class LabGroup(LocalGroup):
     """A local group whose members each run on a node of a lab."""
 
-    def __init__(self, state_dir: Path, lab: Lab) -> None:
-        super().__init__(state_dir, lab.group, command=self._on_node)
-        self.lab = lab
+    def __init__(self, state_dir: Path, lab: Lab, *, command: Command = serve_command) -> None:
+        def on_node(role: str, config_file: Path) -> Sequence[str]:
+            node = lab.node(config_file.stem)
+            return ["nsenter", f"--net={netns.NAMED / node.netns}", *command(role, config_file)]
 
-    def _on_node(self, role: str, config_file: Path) -> Sequence[str]:
-        node = self.lab.node(config_file.stem)
-        return ["nsenter", f"--net={netns.NAMED / node.netns}", *serve_command(role, config_file)]
+        super().__init__(state_dir, lab.group, command=on_node)
+        self.lab = lab
 
     def _preflight(self, plan: StartPlan) -> None:
         """The addresses are the nodes' own: nobody else can have them. Memory is checked as ever."""
@@ -212,17 +216,21 @@ def down(state_dir: Path, group: str, *, tell: Tell) -> list[str]:
     return removed
 
 
-def restart(state_dir: Path, group: str, members: Sequence[str], *, timeout_s: float) -> None:
+def restart(
+    state_dir: Path, group: str, members: Sequence[str], *, timeout_s: float, command: Command = serve_command
+) -> None:
     """
-    Start members again on their nodes, those that run included.
+    Start members again, those that run included; where the group has a lab, on their nodes.
 
     Raises:
-        Unreachable: This group has no lab.
+        KvopsError: One did not start.
     """
     lab = read(state_dir, group)
-    if lab is None:
-        raise Unreachable(f"group {group} has no lab", fix="make it: kvops chaos lab up")
-    LabGroup(state_dir, lab).restart(members, timeout_s=timeout_s)
+    if lab is not None:
+        found: LocalGroup = LabGroup(state_dir, lab, command=command)
+    else:
+        found = LocalGroup(state_dir, group, command=command)
+    found.restart(members, timeout_s=timeout_s)
 
 
 def _make(lab: Lab) -> None:
@@ -274,12 +282,16 @@ def _end_processes(inode: int) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """``python -m kvops.chaos.lab restart STATE_DIR GROUP MEMBER``: what an undo step runs."""
-    from kvops.errors import KvopsError
-
-    _, state_dir, group, member = argv
+    """``python -m kvops.chaos.lab restart STATE_DIR GROUP MEMBER [ARGV…]``: what an undo step runs."""
+    _, state_dir, group, member, *words = argv
     try:
-        restart(Path(state_dir), group, [member], timeout_s=30.0)
+        restart(
+            Path(state_dir),
+            group,
+            [member],
+            timeout_s=RESTART_TIMEOUT_S,
+            command=(lambda role, config_file: words) if words else serve_command,
+        )
     except KvopsError as error:
         print(error, file=sys.stderr)  # noqa: T201 (its caller reads it)
         return error.exit_code

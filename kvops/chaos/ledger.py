@@ -22,6 +22,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -38,6 +40,7 @@ from kvops.store.clock import boot_id
 SCHEMA: Final = 1
 KEPT_MAX: Final = 50  # ended experiments whose files stay
 LEDGER_BYTES_MAX: Final = 8 << 20
+LOOK_S: Final = 0.2
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -158,9 +161,6 @@ class Experiment:
         Raises:
             Refused: Somebody else was for too long.
         """
-        import threading
-        import time
-
         handle = os.open(self.folder / "undo.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         deadline, pause = time.monotonic() + timeout_s, threading.Event()
         try:
@@ -177,6 +177,19 @@ class Experiment:
             yield
         finally:
             os.close(handle)
+
+
+def _take_soon(handle: int) -> None:
+    """Take a lock; who only looks whether it is free (``run_by``) holds it for a moment."""
+    deadline, pause = time.monotonic() + LOOK_S, threading.Event()
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+        pause.wait(0.01)  # flock has no time-out of its own
 
 
 class Lock(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,7 +264,7 @@ class Book:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(self.folder / "running", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take_soon(handle)
         except BlockingIOError:
             other = os.pread(handle, 100, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(handle)

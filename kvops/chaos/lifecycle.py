@@ -28,6 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+import msgspec
+
 from kvops.chaos import picture
 from kvops.chaos.guardian import DEADLINE_S_MAX, Orders, arm, write_lease
 from kvops.chaos.ledger import Book, Experiment
@@ -175,9 +177,9 @@ class Injection:
             self._before = picture.take(self.scope)
             self._enter(State.PICTURED, picture=self._before)
             self._steps = self.plan()
-            self._enter(State.JOURNALLED, undo=self._steps, facts={"scope": _plain(self.scope)})
+            self._enter(State.JOURNALLED, undo=self._steps, facts={"scope": msgspec.to_builtins(self.scope)})
             self._arm()
-            return self._inject()
+            return self._beating(self._inject)
         except BaseException:
             self._end_unbegun()
             raise
@@ -220,13 +222,16 @@ class Injection:
         self._enter(State.INJECTING)
         try:
             for one in self.faults:
-                self._beating(lambda one=one: one.inject(self.host))  # type: ignore[misc]
+                one.inject(self.host)
             self._enter(State.INJECTED)
-            evidence = [self._beating(lambda one=one: self._proved(one)) for one in self.faults]  # type: ignore[misc]
+            evidence = [self._proved(one) for one in self.faults]
             self.beat()
         except (KvopsError, OSError) as error:
+            why = self._ended_by_other()
             self.undo()
-            if isinstance(error, NotInjected | Aborted):
+            if why:  # what was missed had been taken back
+                raise Aborted(why, fix="run it again") from error
+            if isinstance(error, NotInjected):
                 raise
             raise NotInjected(
                 f"{', '.join(one.name for one in self.faults)} could not be injected: {error}",
@@ -266,6 +271,15 @@ class Injection:
                 f"the guardian has ended: {why[0] if why else 'somebody killed it'}", fix="run it again"
             )
         write_lease(self.experiment, lease_s=self.lease_s)
+
+    def _ended_by_other(self) -> str:
+        """Why the experiment is over, when it was not us who ended it; "" while it goes on."""
+        if self.experiment is None or self._guardian is None:
+            return ""
+        if self.experiment.size_bytes() == self._ledger_bytes and is_running(self._guardian):
+            return ""
+        why = [one.detail for one in self.experiment.entries() if one.by != "runner"]
+        return f"the guardian has ended: {why[0] if why else 'somebody killed it'}"
 
     def recheck(self) -> list[Evidence]:
         """
@@ -396,9 +410,3 @@ def _with_expiry(one: Fault, deadline_s: float) -> Fault:
     if dataclasses.is_dataclass(one) and any(each.name == "expires_s" for each in dataclasses.fields(one)):
         return dataclasses.replace(one, expires_s=deadline_s)
     return one
-
-
-def _plain(scope: picture.Scope) -> Any:
-    import msgspec
-
-    return msgspec.to_builtins(scope)

@@ -14,9 +14,11 @@ from typing import Any, Final, Literal
 from kvops.chaos.experiment import Experiment, differences, seconds
 from kvops.chaos.history import Arm
 from kvops.chaos.pool import planned_parts
+from kvops.chaos.probes import PROBES
 from kvops.chaos.resolve import choose
 from kvops.errors import KvopsError, UsageError
 
+PROBE_MODULE: Final = "kvops.chaos.probes"
 SAMPLES_FOR_P99: Final = 1_000  # of a cell: field/chaos.md's rule for a p99 that means something
 BLOCKS_FOR_STATISTICS: Final = 5
 CLEAN_FOR_TENTH_PERCENT: Final = (
@@ -27,42 +29,40 @@ DETECTION_S: Final = 2.0  # a silent store is unmounted after this long: kvops.l
 
 DESIGNED: Final = frozenset(
     {
+        "clock.skew",
+        "config.bad_value",
+        "disk.eio",
+        "disk.full",
+        "disk.slow",
+        "etcd.leader",
+        "etcd.member",
+        "etcd.quorum",
+        "etcd.slow_fsync",
+        "fd.exhaust",
+        "load.incast",
+        "master.leader_flap",
+        "memory.hugepages",
+        "memory.memlock",
+        "memory.pressure",
+        "net.bandwidth",
+        "net.blackhole",
+        "net.corrupt",
+        "net.delay",
+        "net.fast_fail",
+        "net.loss",
+        "net.oneway",
+        "net.partition",
+        "net.reset",
         "process.kill",
         "process.pause",
         "process.restart",
         "process.slow",
-        "net.partition",
-        "net.oneway",
-        "net.loss",
-        "net.reset",
-        "net.bandwidth",
-        "net.delay",
-        "net.blackhole",
-        "net.fast_fail",
-        "net.corrupt",
-        "net.incast",
-        "etcd.pause",
-        "etcd.kill",
-        "etcd.leader",
-        "etcd.quorum",
-        "etcd.slow_fsync",
-        "master.flap",
-        "disk.full",
-        "disk.slow",
-        "disk.eio",
-        "memory.pressure",
-        "memory.hugepages",
-        "memory.memlock",
-        "process.fds",
-        "clock.skew",
-        "config.bad_value",
-        "load.incast",
-        "drain.under_load",
-        "drain.store",
+        "rdma.link_down",
+        "rdma.qp_error",
         "rolling.restart",
-        "store.wrong_bytes",
+        "store.drain_under_load",
         "store.stale_address",
-        "register.wrong_address",
+        "store.wrong_bytes",
     }
 )
 """Names that experiments may use although this version does not have the fault: UNSUPPORTED then, not a mistake."""
@@ -75,7 +75,7 @@ class Remark:
     """One thing to know about an experiment."""
 
     severity: Severity
-    rule: str  # fidelity, scope, conflict, baseline, deadlines, statistics, foreign, target, fault
+    rule: str  # fidelity, scope, conflict, baseline, deadlines, statistics, foreign, hypothesis, fault
     text: str
     fix: str = ""
 
@@ -93,7 +93,17 @@ def lint(experiment: Experiment, catalogue: Mapping[str, type], *, seed: int | N
         seed: For the choice of targets; the file's own by default.
     """
     remarks: list[Remark] = []
-    for rule in (_faults, _fidelity, _conflicts, _arms, _deadlines, _statistics, _checkers, _foreign):
+    for rule in (
+        _faults,
+        _hypothesis,
+        _fidelity,
+        _conflicts,
+        _arms,
+        _deadlines,
+        _statistics,
+        _checkers,
+        _foreign,
+    ):
         remarks += rule(experiment, catalogue)
     remarks += _scope(experiment, seed)
     order = ("error", "warning", "info")
@@ -129,6 +139,37 @@ def _faults(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator[R
                 rule="fault",
                 text=f"there is no fault {call.name}",
                 fix=f"did you mean {near[0]}?" if near else "see kvops chaos catalog",
+            )
+
+
+def _hypothesis(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator[Remark]:
+    """Probes that nobody asks, and waits that nobody keeps, must not look as if they were."""
+    hypothesis = experiment.steady_state_hypothesis
+    for probe in hypothesis.probes if hypothesis is not None else []:
+        provider = probe.provider
+        if provider is None or provider.module != PROBE_MODULE:
+            continue
+        if provider.func not in PROBES:
+            near = get_close_matches(provider.func, PROBES, n=1)
+            yield Remark(
+                severity="error",
+                rule="hypothesis",
+                text=f"there is no probe {provider.func!r}",
+                fix=f"did you mean {near[0]}?" if near else f"known: {', '.join(PROBES)}",
+            )
+        elif probe.tolerance is None:
+            yield Remark(
+                severity="error",
+                rule="hypothesis",
+                text=f"{provider.func} has no tolerance",
+                fix="add tolerance: [0.99, 1.0]",
+            )
+    for call in experiment.faults:
+        if call.delay_s:
+            yield Remark(
+                severity="warning",
+                rule="hypothesis",
+                text=f"{call.name}: the pause before it is not kept: all faults are injected at one moment",
             )
 
 

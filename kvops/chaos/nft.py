@@ -49,6 +49,18 @@ def cgroup2_root() -> Path | None:
     return None
 
 
+def no_cgroup(target: Target) -> str | None:
+    """Why connections that a process will make cannot be told from its neighbours'; None when they can."""
+    if not shares_namespace(target):
+        return None
+    root = cgroup2_root()
+    if root is None or not os.access(root, os.W_OK):
+        return (
+            "it shares its network namespace, and no control group of version 2 can be made to tell it apart"
+        )
+    return None
+
+
 def ruleset(table: str, inward: list[str], outward: list[str], *, expires_s: float, more: str = "") -> str:
     """A table's text: what is done to packets towards the target, and from it."""
     seconds = max(1, round(expires_s))

@@ -28,6 +28,14 @@ def command_lines() -> Iterator[tuple[int, bytes]]:
             yield pid, words
 
 
+def argv_of(pid: int) -> list[str]:
+    """The command line of a process, word for word; empty when it has ended."""
+    try:
+        return [os.fsdecode(word) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]]
+    except OSError:
+        return []
+
+
 def running(argv: Sequence[str]) -> Iterator[ProcessIdentity]:
     """The processes with exactly this command line."""
     wanted = b"".join(os.fsencode(word) + b"\0" for word in argv)

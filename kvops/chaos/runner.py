@@ -30,7 +30,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from kvops.chaos import telemetry
+from kvops.chaos import probes, telemetry
 from kvops.chaos.client import now_ns
 from kvops.chaos.experiment import Activity, Experiment, seconds
 from kvops.chaos.guards import GuardThread, Watcher
@@ -351,7 +351,6 @@ class _Runner:
                     command=self._options.command,
                 )
             )
-            self._check_available(pool)
             sampler = Sampler(pool, self._writer)
             sampler.take("before")
             stack.enter_context(sampler.running())
@@ -362,6 +361,9 @@ class _Runner:
                         continue
                     self._check_total()
                     if arm is Arm.FAULT:
+                        if not self._ran.injected:
+                            # Not earlier: some faults need a pool that holds something.
+                            self._check_available(pool)
                         self._fault(pool, block)
                     else:
                         self._quiet(pool, arm, block)
@@ -432,7 +434,7 @@ class _Runner:
                     t_open_s=seconds(expect.breaker.opens_within if expect.breaker else "2s"),
                 ),
                 checkers=tuple(self._ours.checkers),
-                window_s=max(1.0, self._plan.fault_s / 2),
+                window_s=max(1.0, self._plan.fault_s / 4),
                 quick=self._options.quick,
                 command=self._again(),
             )
@@ -501,11 +503,18 @@ class _Runner:
 
     def _quiet(self, pool: PoolUnderTest, arm: Arm, block: int) -> None:
         with self._stretch(pool, arm, block) as one:
-            one.finish()
+            self._finish(one)
         rows = self._rows(arm, block)
-        rate, hits = telemetry.success_rate(rows), telemetry.hit_ratio(rows)
+        rate, hits = probes.success_rate(rows), probes.hit_ratio(rows)
         text = f"{len(rows)} requests, success {_percent(rate)}, hit {_percent(hits)}"
         self._step(arm.value, text)
+
+    def _finish(self, one: Stretch) -> None:
+        late = one.finish()
+        if late:
+            self._step(
+                "load", f"{', '.join(late)} still had requests in hand and were told to stop", ok=False
+            )
 
     def _rows(self, arm: Arm, block: int) -> list[Request]:
         """Requests of one stretch's window, from its files."""
@@ -524,7 +533,7 @@ class _Runner:
         rows = self._rows(arm, self._block)
         failed: list[str] = []
         for probe in self._probes():
-            function = telemetry.PROBES[probe.provider.func if probe.provider else ""]
+            function = probes.PROBES[probe.provider.func if probe.provider else ""]
             value = function(rows)
             if value is None or not within(value, probe.tolerance):
                 failed.append(f"{probe.name or function.__name__} is {value}, expected {probe.tolerance}")
@@ -535,8 +544,8 @@ class _Runner:
 
     def _probes(self) -> list[Activity]:
         hypothesis = self._experiment.steady_state_hypothesis
-        probes = hypothesis.probes if hypothesis is not None else []
-        return [one for one in probes if one.provider is not None and one.provider.func in telemetry.PROBES]
+        asked = hypothesis.probes if hypothesis is not None else []
+        return [one for one in asked if one.provider is not None and one.provider.func in probes.PROBES]
 
     # The fault
 
@@ -593,14 +602,14 @@ class _Runner:
             with self._stretch(pool, Arm.FAULT, block) as one:
                 self._wait_until(one.window_start_ns + round(INJECT_AFTER_S * 1e9), one, None)
                 self._inject_and_hold(pool, one, block)
-                one.finish()
+                self._finish(one)
         finally:
             started_again = pool.ensure_running()
             if started_again:
                 self._step("start", f"{', '.join(started_again)} started again")
         rows = self._rows(Arm.FAULT, block)
-        text = f"{len(rows)} requests, success {_percent(telemetry.success_rate(rows))}"
-        self._step("recover", f"{text}, hit {_percent(telemetry.hit_ratio(rows))}")
+        text = f"{len(rows)} requests, success {_percent(probes.success_rate(rows))}"
+        self._step("recover", f"{text}, hit {_percent(probes.hit_ratio(rows))}")
 
     def _inject_and_hold(self, pool: PoolUnderTest, one: Stretch, block: int) -> None:
         limits = self._ours.deadlines

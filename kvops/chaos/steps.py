@@ -169,6 +169,9 @@ class RemoveCgroup(Step, frozen=True, kw_only=True, tag="remove_cgroup"):
         return not Path(self.path).exists()
 
     def act(self) -> None:
+        limit = Path(self.path) / "memory.limit_in_bytes"
+        if limit.exists():
+            limit.write_text("-1")  # wakes whoever waits for memory in it
         for pid in (Path(self.path) / "cgroup.procs").read_text().split()[:PROCESSES_MAX]:
             try:
                 (Path(self.back) / "cgroup.procs").write_text(pid)
@@ -292,8 +295,7 @@ class RestartRole(Step, frozen=True, kw_only=True, tag="restart_role"):
     state_dir: str
     group: str
     member: str
-    unless_pid: int = 0  # this process, with these ticks, does not count: it was started with a bad setting
-    unless_ticks: int = 0
+    argv: list[str] = []  # what it was run as; empty: as kvops start does
     in_lab: bool = False  # on a node of its own
 
     def done(self) -> bool:
@@ -306,8 +308,7 @@ class RestartRole(Step, frozen=True, kw_only=True, tag="restart_role"):
         found = state.member(self.member)
         if found.pid == 0:
             return all(one.pid == 0 for one in state.members)  # the whole group was stopped on purpose
-        same = (found.pid, found.started_ticks) == (self.unless_pid, self.unless_ticks)
-        return found.running and found.ready and not same
+        return found.running and found.ready
 
     def act(self, *, more_env: Mapping[str, str] | None = None) -> None:
         """As any step; with ``more_env`` in the environment of the member."""
@@ -329,11 +330,8 @@ class RestartRole(Step, frozen=True, kw_only=True, tag="restart_role"):
             )
 
     def _argv(self) -> list[str]:
-        if self.in_lab:
-            here = [sys.executable, "-P", "-m", "kvops.chaos.lab", "restart"]
-            return [*here, self.state_dir, self.group, self.member]
-        words = ["-g", self.group, "--state-dir", self.state_dir, "--timeout", f"{RESTART_TIMEOUT_S:g}s"]
-        return [sys.executable, "-P", "-m", "kvops", "restart", *words, self.member]
+        words = [self.state_dir, self.group, self.member, *self.argv]
+        return [sys.executable, "-P", "-m", "kvops.chaos.lab", "restart", *words]
 
     def command(self) -> str:
         if self.in_lab:

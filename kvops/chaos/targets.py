@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import yaml
 
 from kvops.chaos import netns
-from kvops.chaos.procs import running, tree
+from kvops.chaos.procs import argv_of, running, tree
 from kvops.chaos.steps import RestartRole, StartProcess
 from kvops.errors import Refused, Unreachable, UsageError
 from kvops.fleet.process import ProcessIdentity, identify
@@ -87,7 +88,7 @@ def of_process(
     try:
         if found is None:
             raise ProcessLookupError(pid)
-        argv = [os.fsdecode(word) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]]
+        argv = argv_of(pid)
         pairs = (
             os.fsdecode(word).partition("=")
             for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -142,6 +143,7 @@ def of_group(group: LocalGroup) -> list[Target]:
                     state_dir=str(group.state_dir),
                     group=group.name,
                     member=member.name,
+                    argv=argv_of(member.pid),
                     in_lab=netns.inode_of(member.pid) != netns.inode_of(),
                 ),
                 config_file=str(group.config_file(member.name)),
@@ -155,8 +157,6 @@ def _etcd_address(group: LocalGroup, name: str, role: str) -> dict[str, str]:
     """Where a member of etcd answers clients: it says so in its configuration alone."""
     if role != "etcd":
         return {}
-    import yaml
-
     try:
         said = yaml.safe_load(group.config_file(name).read_text())
         return {"client": str(said["listen-client-urls"]).removeprefix("http://")}

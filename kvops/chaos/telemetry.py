@@ -11,34 +11,13 @@ from typing import Final
 import msgspec
 
 from kvops.chaos.client import ClientSpec, now_ns
-from kvops.chaos.history import Outcome, Request
+from kvops.chaos.history import Request
+from kvops.chaos.probes import good
 
 SETTLED_S: Final = 1.0  # a request this old has had its time; younger ones are not judged
 LOOK_BACK_S: Final = 4.0
 REQUESTS_MIN: Final = 5  # fewer say nothing
 READ_BYTES_MAX: Final = 8 << 20  # at one look
-
-
-def good(row: Request) -> bool:
-    """Answered, in its budget, with the right bytes."""
-    late = 0 < row.budget_ms < row.ttft_ms
-    return row.outcome is Outcome.OK and not late and not row.wrong_bytes
-
-
-def success_rate(rows: Sequence[Request]) -> float | None:
-    """Share of requests that were good; None without any."""
-    return sum(map(good, rows)) / len(rows) if rows else None
-
-
-def hit_ratio(rows: Sequence[Request]) -> float | None:
-    """Share of input tokens that some tier served; None without any."""
-    tokens = sum(row.input_tokens for row in rows)
-    hits = sum(row.l1_tokens + row.l2_tokens + row.l3_tokens for row in rows)
-    return hits / tokens if tokens else None
-
-
-PROBES: Final = {"success_rate": success_rate, "hit_ratio": hit_ratio}
-"""What a hypothesis may ask of a stretch's requests, as functions of the module ``kvops.chaos.probes``."""
 
 
 @dataclass(slots=True)

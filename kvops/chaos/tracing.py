@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,9 +19,11 @@ from kvops.chaos.targets import Target
 from kvops.fleet.process import ProcessIdentity
 from kvops.host import Host
 
+TRY_TIMEOUT_S = 5.0
 RUN_DIR = Path("/dev/shm")  # noqa: S108 (a file with a token nobody can guess)
 
 
+@cache
 def missing() -> str | None:
     """Why nothing can be traced here."""
     if shutil.which("strace") is None:
@@ -30,7 +34,9 @@ def missing() -> str | None:
         scope = 0  # no Yama: the classic rules
     if scope >= 3 or (scope >= 1 and os.geteuid() != 0):
         return f"kernel.yama.ptrace_scope is {scope}: no process may be traced"
-    return None
+    argv = ["strace", "-qq", "-e", "trace=none", "-o", "/dev/null", "true"]
+    tried = subprocess.run(argv, capture_output=True, timeout=TRY_TIMEOUT_S, check=False)
+    return None if tried.returncode == 0 else "the kernel lets us trace nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

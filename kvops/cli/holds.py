@@ -174,12 +174,21 @@ def clock_line(word: str, text: str) -> str:
     return f"{datetime.now(UTC):%H:%M:%S}  {word:<8}  {text}"
 
 
+class NotInTime(Unreachable):
+    """A drain takes longer than somebody wanted to watch it."""
+
+
+def _under_way(holds: Sequence[HoldInfo]) -> bool:
+    return any(str(hold.state) in ("migrating", "draining") for hold in holds)
+
+
 class Watch:
     """Follows holds until they are done, by whatever master leads."""
 
     def __init__(self, out: Output, target: Target, names: Sequence[str]) -> None:
         self._out, self._target = out, target
         self._names = set(names)
+        self._wait = threading.Event()
         self._said: tuple[str, float] = ("", 0.0)
         self._began: tuple[int, float] | None = None
 
@@ -189,26 +198,31 @@ class Watch:
 
         Raises:
             Refused: A hold was lifted meanwhile.
-            Unreachable: Not done in time; the drain goes on without us.
+            NotInTime: The drain goes on without us.
         """
         holds = list(first)
-        pause = threading.Event()
-        while any(str(hold.state) in ("migrating", "draining") for hold in holds):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise Unreachable(
-                    f"{', '.join(sorted(self._names))} not drained in time; the drain goes on",
-                    fix=f"{self._target.kvops} drain {' '.join(sorted(self._names))} watches it again",
-                )
-            self._tell(holds)
-            pause.wait(min(LOOK_S, left_s))
+        while _under_way(holds):
             try:
+                left_s = deadline - time.monotonic()
                 with leader(self._target, timeout_s=max(0.1, min(2.0, left_s))) as (client, _):
-                    seen = self._follow(client)
+                    while _under_way(holds):
+                        self._pause(holds, deadline)
+                        holds = self._follow(client)
+            except NotInTime:
+                raise
             except Unreachable:
-                continue  # a master that restarts finishes what it began
-            holds = seen
+                self._pause(holds, deadline)  # a master that restarts finishes what it began
         return holds
+
+    def _pause(self, holds: Sequence[HoldInfo], deadline: float) -> None:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise NotInTime(
+                f"{', '.join(sorted(self._names))} not drained in time; the drain goes on",
+                fix=f"{self._target.kvops} drain {' '.join(sorted(self._names))} watches it again",
+            )
+        self._tell(holds)
+        self._wait.wait(min(LOOK_S, left_s))
 
     def _follow(self, client: Any) -> list[HoldInfo]:
         found = [hold for hold in client.holds().holds if hold.target in self._names]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -82,10 +83,13 @@ class GroupKeys:
         self._group = group
         self._prefix = f"/kvops/{group}/"
         self._names = ", ".join(access.endpoints)
-        self._client = self._connect(access, timeout_s)
+        self._client = self._connect(access, access.endpoints, timeout_s)
         self._txn = self._client.transactions
+        # A renewal must not wait for a member that hangs: it is sent to all of them at once.
+        self._each = [self._connect(access, [endpoint], timeout_s) for endpoint in access.endpoints]
+        self._renewers = ThreadPoolExecutor(len(self._each), thread_name_prefix="renew")
 
-    def _connect(self, access: EtcdAccess, timeout_s: float) -> Any:
+    def _connect(self, access: EtcdAccess, addresses: Sequence[str], timeout_s: float) -> Any:
         credentials = None
         if access.ca_file:
             try:
@@ -103,7 +107,7 @@ class GroupKeys:
             ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
         ]
         endpoints = []
-        for endpoint in access.endpoints:
+        for endpoint in addresses:
             host, _, port = endpoint.rpartition(":")
             endpoints.append(
                 etcd3.Endpoint(
@@ -128,7 +132,9 @@ class GroupKeys:
 
     def close(self) -> None:
         """Hang up."""
-        self._client.close()
+        self._renewers.shutdown(wait=False, cancel_futures=True)
+        for client in (self._client, *self._each):
+            client.close()
 
     def check(self, secret: bytes) -> None:
         """
@@ -165,9 +171,6 @@ class GroupKeys:
             return self._run(op)
         except _TROUBLE as error:
             self._give_another_chance(error)
-            code = error.code() if isinstance(error, grpc.Call) else None
-            if isinstance(op, Renew) and code is grpc.StatusCode.NOT_FOUND:
-                return False
             log.debug("etcd.silent", operation=type(op).__name__, error=str(error))
             return SILENCE
 
@@ -178,8 +181,7 @@ class GroupKeys:
             case Grant():
                 return int(self._client.lease(op.ttl_s).id)
             case Renew():
-                answers = list(self._client.refresh_lease(op.lease))
-                return bool(answers) and answers[0].TTL > 0
+                return self._renew(op.lease)
             case Campaign():
                 return self._campaign(op)
             case Record():
@@ -198,6 +200,28 @@ class GroupKeys:
             case Revoke():
                 self._client.revoke_lease(op.lease)
                 return True
+
+    def _renew(self, lease: int) -> object:
+        """Through every member at once; the first that confirms it decides."""
+        asked = [self._renewers.submit(self._renew_at, client, lease) for client in self._each]
+        results = set()
+        for answered in as_completed(asked):
+            result = answered.result()
+            if result is True:
+                return True
+            results.add(result)
+        return False if False in results else SILENCE
+
+    @staticmethod
+    def _renew_at(client: Any, lease: int) -> object:
+        for endpoint in client.endpoints.values():
+            endpoint.last_failed = 0  # there is no other one to go to
+        try:
+            answers = list(client.refresh_lease(lease))
+        except _TROUBLE as error:
+            gone = isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND
+            return False if gone else SILENCE
+        return bool(answers) and answers[0].TTL > 0
 
     def _put(self, name: str, value: msgspec.Struct, lease: int = 0) -> Any:
         return self._txn.put(self._prefix + name, msgspec.json.encode(value), lease=lease or None)
@@ -341,6 +365,6 @@ class Coordinator:
                 self._changed()
         self._keys.close()
 
-    def _shown(self) -> tuple[Role, int, Seen, frozenset[str]]:
+    def _shown(self) -> tuple[Role, int, int, Seen, frozenset[str]]:
         election = self.election
-        return election.role, election.term, election.seen, election.members
+        return election.role, election.won, election.term, election.seen, election.members

@@ -352,38 +352,36 @@ class Holds:
         }
         return HoldKind.DRAIN if HoldKind.DRAIN in kinds else HoldKind.CORDON if kinds else None
 
-    def _resolve(self, name: str) -> tuple[str, bool, list[Store]]:
+    def _resolve_all(self, names: Sequence[str]) -> dict[str, tuple[bool, list[Store]]]:
         """
-        The target that a name means: its own name, whether it is a host, and its mounted stores.
+        The targets that names mean: by their own name, whether it is a host, and its mounted stores.
 
         Raises:
             UsageError: Nothing has that name.
         """
-        alive = [store for store in self._stores if store.state is not StoreState.GONE]
-        held = self._by_target.get(name)
-        stores = [store for store in alive if store.mount.name == name]
-        if stores or (held is not None and not held.host):
-            return name, False, stores
-        stores = [store for store in alive if store.mount.host == name]
-        if stores or held is not None:
-            return name, True, stores
-        host, slash, number = name.rpartition("/")
-        stores = [one for one in alive if one.mount.host == host and str(one.mount.numa_node) == number]
-        if slash and len(stores) == 1:
-            return stores[0].mount.name, False, stores
-        raise UsageError(
-            f"no store or host is called {name}"
-            + (f", and {host} has {len(stores)} stores on NUMA node {number}" if stores else ""),
-            fix="kvops status names them",
-        )
-
-    def _resolve_all(self, names: Sequence[str]) -> dict[str, tuple[bool, list[Store]]]:
         if not 0 < len(names) <= TARGETS_MAX:
             raise UsageError(f"{len(names)} targets", fix=f"name 1 to {TARGETS_MAX}")
-        found = {}
+        by_name: dict[str, list[Store]] = {}
+        by_host: dict[str, list[Store]] = {}
+        for store in self._stores:
+            if store.state is not StoreState.GONE:
+                by_name.setdefault(store.mount.name, []).append(store)
+                by_host.setdefault(store.mount.host, []).append(store)
+        found: dict[str, tuple[bool, list[Store]]] = {}
         for name in names:
-            target, host, stores = self._resolve(name)
-            found[target] = (host, stores)
+            held = self._by_target.get(name)
+            if name in by_name or (held is not None and not held.host):
+                found[name] = (False, by_name.get(name, []))
+                continue
+            if name in by_host or held is not None:
+                found[name] = (True, by_host.get(name, []))
+                continue
+            host, _, number = name.rpartition("/")
+            stores = [one for one in by_host.get(host, []) if str(one.mount.numa_node) == number]
+            if len(stores) != 1:
+                more = f", and {host} has {len(stores)} stores on NUMA node {number}" if stores else ""
+                raise UsageError(f"no store or host is called {name}{more}", fix="kvops status names them")
+            found[stores[0].mount.name] = (False, stores)
         return found
 
     # What operators ask.
@@ -474,13 +472,14 @@ class Holds:
             self._remember(changed)
             for hold in changed:
                 progress = self._progress[hold.target]
-                progress.objects_at_call = sum(store.objects for store in self._mounted(hold))
-                progress.bytes_at_call = sum(map(_used_bytes, self._mounted(hold)))
+                stores = targets[hold.target][1]
+                progress.objects_at_call = sum(store.objects for store in stores)
+                progress.bytes_at_call = sum(map(_used_bytes, stores))
                 verb = "cordoned" if hold.kind is HoldKind.CORDON else "drained"
                 self._event(
                     now_ms, f"hold.{verb}", hold.target, number=hold.number, reason=reason, owner=owner
                 )
-                for store in self._mounted(hold):
+                for store in stores:
                     self._apply(store, now_ms)
             self._advance(now_ms)
         rows = [

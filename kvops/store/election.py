@@ -163,6 +163,7 @@ class Election:
         assert 1 <= ttl_s <= ETCD_TTL_S_MAX
         self.role = Role.STANDBY
         self.term = 0  # of our own leadership
+        self.won = 0  # elections so far: another leadership of ours is not the same one
         self.seen = Seen()  # what the last look found
         self.seen_ms = 0
         self.hot = False
@@ -316,6 +317,7 @@ class Election:
         until_ms = self._until(self._renewed_ms)
         if result is True and now_ms < until_ms:
             self.role, self.term, self.lease_until_ms = Role.LEADER, op.claim.term, until_ms
+            self.won += 1
             self.members = self.members_wanted = self._recorded = frozenset()
             self.serving = self._published = self._resigning = False
             self.term_wanted = 0

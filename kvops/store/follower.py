@@ -152,7 +152,7 @@ class Follower:
         standby = self.standby
         assert standby is not None
         at, now = 0, boot_ms()
-        while at < len(body):
+        while at < len(body) and not self._stopping:
             sequence, kind, _, _, size = ENTRY.unpack_from(body, at)
             at += ENTRY.size
             before = standby.caught_up
@@ -163,5 +163,5 @@ class Follower:
                 self._changed()
             elif entry is not None and standby.caught_up:
                 self._journal(standby, entry)
-        if at != len(body):
+        if at > len(body):
             raise WireError("an operation is cut short", fix="")

@@ -210,6 +210,8 @@ class Master:
         self._coordinator: Coordinator | None = None  # one of several masters
         self._follower: Follower | None = None  # … that does not lead
         self._starting: asyncio.Task[None] | None = None  # to lead
+        self._resigning = False
+        self._won = 0  # the election that we lead by
         self._ticked_ms = boot_ms()
 
     # Life.
@@ -248,6 +250,7 @@ class Master:
         log.info("master.stopping")
         ended.set()
         if self._coordinator is not None:
+            self._resigning, self.lease_until_ms = True, 0
             await asyncio.to_thread(self._coordinator.stop)
         if self._follower is not None:
             await asyncio.to_thread(self._follower.stop)
@@ -511,10 +514,14 @@ class Master:
         if self._stop.is_set():
             return
         election = self._coordinator.election
+        if self._replication is not None and election.won != self._won:
+            self._cease_to_lead()  # that leadership is over, although we have been elected again
         if election.role is Role.LEADER and self._replication is None:
+            self._resigning = False
             if self._starting is None:
                 self._starting = self._loop.create_task(self._begin_to_lead(election.term))
         elif election.role is Role.STANDBY:
+            self._resigning = False
             if self._replication is not None:
                 self._cease_to_lead()
             self._follow(election.seen)
@@ -524,7 +531,11 @@ class Master:
                 note_term(self._state_dir, election.term)
             self._replication.members(election.members)
             self._release()
-        self.lease_until_ms = election.lease_until_ms if self._replication is not None else 0
+        self._renewed(election)
+
+    def _renewed(self, election: Election) -> None:
+        leads = self._replication is not None and not self._resigning
+        self.lease_until_ms = election.lease_until_ms if leads else 0
 
     async def _begin_to_lead(self, term: int) -> None:
         began = time.monotonic()
@@ -543,6 +554,7 @@ class Master:
         if election.role is not Role.LEADER or election.term != term:
             self._call_soon(self._election_changed)  # it took so long that somebody else leads
             return
+        self._won = election.won
         hot = standby is not None
         if standby is not None:
             standby.promote(term=term, now_ms=boot_ms())
@@ -686,7 +698,7 @@ class Master:
         replication, election = self._replication, self._coordinator.election
         if replication is None:
             return
-        self.lease_until_ms = election.lease_until_ms
+        self._renewed(election)
         for conn in replication.laggards(now_ms=now):
             peer = self._peers.get(conn)
             if peer is not None:
@@ -912,7 +924,9 @@ class Master:
         return term
 
     def _resign(self) -> None:
+        """Answer nobody from now on: the lease is given back, so another may lead in a moment."""
         assert self._coordinator is not None
+        self._resigning, self.lease_until_ms = True, 0
         with self._coordinator.lock:
             self._coordinator.election.resign()
         self._coordinator.wake()

@@ -58,10 +58,10 @@ def main(argv: list[str]) -> int:
         [chosen],
         host=LocalHost(),
         state_dir=Path(state_dir),
-        lease_s=20.0 if whom == "wait" else 1.0,
+        lease_s=20.0 if whom == "wait" else 3.0,
         deadline_s=30.0,
         on_state=on_state,
-        verify_timeout_s=0.5,
+        verify_timeout_s=0.5 if whom == "target" else 5.0,
         name="crash",
     )
     with injection:

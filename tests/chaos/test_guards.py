@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvops.chaos import telemetry
+from kvops.chaos import probes, telemetry
 from kvops.chaos.client import ClientSpec, now_ns
 from kvops.chaos.experiment import Guard
 from kvops.chaos.guards import GuardThread, Watcher, violated
@@ -117,4 +117,4 @@ def test_wrong_or_late_is_not_good() -> None:
         request="r", client="e", outcome=Outcome.OK, t_intended_ns=1, t_return_ns=2, wrong_bytes=1
     )
 
-    assert [telemetry.good(one) for one in (fine, late, wrong)] == [True, False, False]
+    assert [probes.good(one) for one in (fine, late, wrong)] == [True, False, False]

@@ -21,7 +21,7 @@ from tests.pool import ROOT
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: namespaces"),
+    pytest.mark.skipif(lab.missing() is not None, reason=f"needs namespaces: {lab.missing()}"),
     pytest.mark.skipif(
         not all(map(shutil.which, ("ip", "nft"))), reason="needs: apt install iproute2 nftables"
     ),

@@ -46,7 +46,7 @@ def stopped(servers: list[Victim]) -> bool:
 
 def test_missed_lease_is_undone(servers: list[Victim], tmp_path: Path) -> None:
     """A runner that lives and says nothing loses its fault, and is told so when it speaks again."""
-    with pause(servers, tmp_path, lease_s=0.5) as injection:
+    with pause(servers, tmp_path, lease_s=2.0) as injection:
         injection.inject()
         assert stopped(servers)
         until(lambda: not stopped(servers), "the guardian undid it")
@@ -61,10 +61,15 @@ def test_missed_lease_is_undone(servers: list[Victim], tmp_path: Path) -> None:
 
 def test_deadline_is_kept(servers: list[Victim], tmp_path: Path) -> None:
     """However diligently the runner renews its lease, the deadline ends the fault."""
-    with pause(servers, tmp_path, lease_s=0.5, deadline_s=1.5) as injection:
-        injection.inject()
-        with pytest.raises(Aborted, match="deadline"):
+    injection = pause(servers, tmp_path, lease_s=2.0, deadline_s=4.0)
+
+    def hold() -> None:
+        with injection:
+            injection.inject()
             until(lambda: injection.beat(), "the deadline")
+
+    with pytest.raises(Aborted, match="deadline"):
+        hold()
 
     assert not stopped(servers)
 

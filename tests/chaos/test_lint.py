@@ -25,6 +25,15 @@ def made(fault: str = "process_pause", arguments: str = "{}", ours: str = "{}", 
     return parse(f"title: t\ndescription: d\nmethod: [{action}{more}]\nkvops: {ours}\n", source="t")
 
 
+def hypothesis(func: str, tolerance: str) -> Experiment:
+    """An experiment with one probe."""
+    provider = f"{{type: python, module: kvops.chaos.probes, func: {func}}}"
+    probe = f"{{type: probe, tolerance: {tolerance}, provider: {provider}}}"
+    action = "{type: action, provider: {type: python, module: kvops.chaos.faults, func: process_pause, arguments: {}}}"
+    steady = f"steady-state-hypothesis: {{title: h, probes: [{probe}]}}"
+    return parse(f"title: t\ndescription: d\n{steady}\nmethod: [{action}]\nkvops: {{}}\n", source="t")
+
+
 def errors(experiment: Experiment) -> list[str]:
     """Texts of what would refuse it."""
     return [
@@ -60,17 +69,26 @@ SECOND = ", {type: action, provider: {type: python, module: kvops.chaos.faults, 
         (made(ours="{deadlines: {total: 10s}}"), "deadlines.total"),
         (made(ours="{checkers: [integrty]}"), "did you mean integrity?"),
         (made(more=SECOND), "hide each other"),
+        (hypothesis("succes_rate", "[0, 1]"), "did you mean success_rate?"),
+        (hypothesis("success_rate", "null"), "has no tolerance"),
         (
             made(ours=f"{{pool: {{masters: 3}}, scope: {TWO_MASTERS}}}"),
             "lose a quorum: g1 master 2 of 3",
         ),
-        (made("clock_skew", arguments="{target: etcd}", ours="{pool: {etcd: 3}}"), "clock"),
+        (
+            made(
+                "clock_skew",
+                arguments="{target: etcd}",
+                ours="{pool: {etcd: 3}, scope: {max_capacity_fraction: 1}}",
+            ),
+            "Go programs",
+        ),
     ],
 )
 def test_what_is_refused(experiment: Experiment, says: str) -> None:
     """Each mistake is found from the file alone, with what to write instead."""
     found = errors(experiment)
-    if says == "clock" and "clock.skew" not in catalogue():
+    if says == "Go programs" and "clock.skew" not in catalogue():
         pytest.skip("this version has no clock.skew")
 
     assert any(says in text for text in found), found

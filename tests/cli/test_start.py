@@ -15,13 +15,26 @@ import pytest
 from kvops.cli.start import HUGE_PAGES
 from kvops.fleet.local import LocalGroup
 from kvops.store.topology import read_topology
+from tests import huge
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Run
 
 pytestmark = pytest.mark.process
 MIB = 1 << 20
-POOL = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
+
+
+def stop_whatever_runs(run: Run, folder: Path) -> None:
+    """End a group that a test which failed or was interrupted left."""
+    if (folder / "state/groups/local/group.yaml").exists():
+        run("stop", "--now")
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_on(run: Run, tmp_path: Path) -> Iterator[None]:
+    """However a test ends, what it started ends with it."""
+    yield
+    stop_whatever_runs(run, tmp_path)
 
 
 def left_behind(folder: Path) -> list[str]:
@@ -76,37 +89,31 @@ def test_a_segment_is_whole_huge_pages(run: Run) -> None:
 
 
 @pytest.fixture
-def huge_pages() -> Iterator[int]:
-    """Sixteen huge pages of 2 MiB more than before, given back whatever happens."""
-    path = POOL / "nr_hugepages"
-    if os.geteuid() or not os.access(path, os.W_OK):
-        pytest.skip("huge pages cannot be reserved: run as root, with /sys writable")
-    before = int(path.read_text())
-    path.write_text(str(before + 16))
-    try:
-        if int(path.read_text()) < before + 16:
-            pytest.skip("the kernel has no 32 MiB in one piece: free some memory")
-        yield 16
-    finally:
-        path.write_text(str(before))
+def huge_pages(run: Run, tmp_path: Path) -> Iterator[int]:
+    """Sixteen huge pages of 2 MiB, given back once nobody has them any more."""
+    with huge.reserved(16) as count:
+        try:
+            yield count
+        finally:
+            stop_whatever_runs(run, tmp_path)
 
 
 def test_huge_pages(run: Run, tmp_path: Path, huge_pages: int) -> None:
     """A store of huge pages serves like any other, and gives every page back when it is stopped or killed."""
-    free = int((POOL / "free_hugepages").read_text())
+    free = huge.free()
     begun = run(
         "start", "--stores", "1", "--numa", "off", "--segment-size", "32MiB", "--hugepages", "2MiB", "-q"
     )
     assert begun.returncode == 0, begun.stderr
     assert run("object", "put", "a", stdin=b"in huge pages").returncode == 0
     assert run("object", "get", "a").stdout == "in huge pages"
-    assert int((POOL / "free_hugepages").read_text()) < free
+    assert huge.free() < free
     assert run("restart", "store-0", "--now").returncode == 0
-    assert int((POOL / "free_hugepages").read_text()) < free
+    assert huge.free() < free
 
     assert run("stop").returncode == 0
 
-    assert int((POOL / "free_hugepages").read_text()) == free
+    assert huge.free() == free
     assert left_behind(tmp_path) == []
 
 

@@ -14,8 +14,7 @@ import pytest
 from kvops.errors import Refused
 from kvops.limits import GIB, MIB
 from kvops.store.segment import FIRST_BYTES, POPULATE_BYTES, Segment
-
-POOL = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
+from tests import huge
 
 
 def resident_bytes(segment: Segment) -> int:
@@ -115,29 +114,20 @@ def test_huge_pages_that_are_not_there(page_bytes: int, words: str) -> None:
 
 @pytest.fixture
 def huge_pages() -> Iterator[int]:
-    """Eight huge pages of 2 MiB more than before, given back whatever happens."""
-    path = POOL / "nr_hugepages"
-    if os.geteuid() or not os.access(path, os.W_OK):
-        pytest.skip("huge pages cannot be reserved: run as root, with /sys writable")
-    before = int(path.read_text())
-    path.write_text(str(before + 8))
-    try:
-        if int(path.read_text()) < before + 8:
-            pytest.skip("the kernel has no 16 MiB in one piece: free some memory")
-        yield 8
-    finally:
-        path.write_text(str(before))
+    """Eight huge pages of 2 MiB."""
+    with huge.reserved(8) as count:
+        yield count
 
 
 def test_huge_pages(huge_pages: int) -> None:
     """A segment of huge pages takes them, is sealed like any other, and gives them back when it is closed."""
-    free = int((POOL / "free_hugepages").read_text())
+    free = huge.free()
     segment = Segment(huge_pages * 2 * MIB, name="t", page_bytes=2 * MIB)
     try:
         segment.populate_first()
         assert segment.populated_bytes == FIRST_BYTES
         assert fill(segment, 2) == ["done"]
-        assert int((POOL / "free_hugepages").read_text()) == free - huge_pages
+        assert huge.free() == free - huge_pages
         segment.memory[-3:] = b"end"
         assert fcntl.fcntl(segment.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
         with pytest.raises(PermissionError):
@@ -149,4 +139,4 @@ def test_huge_pages(huge_pages: int) -> None:
         segment.memory.release()
         del segment
 
-    assert int((POOL / "free_hugepages").read_text()) == free
+    assert huge.free() == free

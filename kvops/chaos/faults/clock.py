@@ -92,7 +92,7 @@ class Skew:
 
     target: Target
     control: Target
-    skew_s: float = 120.0
+    skew_s: float = 20.0  # a member refuses to join when its clock is 30 s off
     token: str = field(default_factory=new_token)
     expires_s: float = EXPIRES_S_DEFAULT
 

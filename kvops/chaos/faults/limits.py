@@ -26,7 +26,7 @@ from kvops.chaos.model import (
 )
 from kvops.chaos.probe import Ending, ask_target
 from kvops.chaos.procs import with_word
-from kvops.chaos.steps import KillHolder, RestoreRlimit, UndoStep
+from kvops.chaos.steps import KillHolder, RemoveCgroup, RestoreRlimit, UndoStep
 from kvops.chaos.targets import Target
 from kvops.fleet.process import ProcessIdentity, is_running
 from kvops.host import Host
@@ -296,32 +296,29 @@ def _huge_pages() -> tuple[int, int]:
     return free, int(words.get("Hugepagesize", "2048 kB").split()[0]) << 10
 
 
+GROW_TIMEOUT_S: Final = 1.0
 CGROUP_MEMORY: Final = Path("/sys/fs/cgroup/memory")
-PRESSED_SHARE: Final = 0.95
 
 
 @fault("memory.pressure")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
     """
-    Leave a role little memory to grow into: a control group of its own with a limit, filled by a ballast.
+    Leave a role little memory to grow into: when it has taken that, it waits, and is not ended.
 
-    By version 1, whose limits hold what a process takes from now on; version 2 is not done.
+    By a control group of version 1, whose limit holds what is taken from then on; version 2 is not done.
     """
 
     target: Target
     control: Target
     headroom_mib: int = 16
     token: str = field(default_factory=new_token)
-    expires_s: float = EXPIRES_S_DEFAULT
 
     name: ClassVar[str]
     layer: ClassVar = Layer.MEMORY
     transports: ClassVar[frozenset[Transport]] = ALL_TRANSPORTS
-    certifies: ClassVar[str] = "memory runs out while a role grows: the kernel ends something in its group"
-    does_not_certify: ClassVar[str] = (
-        "swapping, pressure on the whole machine; what the role has already stays"
-    )
+    certifies: ClassVar[str] = "memory runs out while a role grows: it stalls, as a machine that swaps"
+    does_not_certify: ClassVar[str] = "the kernel ending it (process.kill), pressure on the whole machine"
     conflicts: ClassVar[frozenset[str]] = frozenset({"memory.pressure", "process.slow"})
     lasting: ClassVar[bool] = True
 
@@ -348,22 +345,18 @@ class Pressure:
         return self.here().missing or not_here(host, self.target)
 
     def undo(self) -> list[UndoStep]:
-        from kvops.chaos.steps import RemoveCgroup
-
         group, back = self._group
-        steps: list[UndoStep] = [KillHolder(token=self.token), RemoveCgroup(path=str(group), back=str(back))]
+        steps: list[UndoStep] = [RemoveCgroup(path=str(group), back=str(back))]
         return [*steps, self.target.restart] if self.target.restart is not None else steps
 
     def inject(self, host: Host) -> None:
         group, _ = self._group
         group.mkdir()
         (group / "memory.limit_in_bytes").write_text(str(self.headroom_mib << 20))
+        (group / "memory.oom_control").write_text("1")  # wait rather than be ended
         for one in self.target.processes:
             if is_running(one):
                 (group / "cgroup.procs").write_text(str(one.pid))
-        filled = int((self.headroom_mib << 20) * PRESSED_SHARE) - (2 << 20)
-        settings = {"cgroup": str(group), "bytes": max(filled, 1 << 20)}
-        holder.spawn("memory", settings, token=self.token, expires_s=self.expires_s)
 
     def verify(self, host: Host) -> Evidence:
         group, _ = self._group
@@ -372,35 +365,37 @@ class Pressure:
         must(str(self.target.leader.pid) in inside, f"{self.target.name} is not in the group with the limit")
         limit = int((group / "memory.limit_in_bytes").read_text())
         must(limit == self.headroom_mib << 20, f"its limit is {limit} B")
-        # A process of ours in the same group meets what the role would: it is the youngest, and small.
-        ended = _grow_in(group, limit)
-        must(ended != 0, f"{limit} B could be taken in its group")
-        outside = _grow_in(None, limit)
-        must(outside == 0, "as much could not be taken outside it either")
+        inside_it, under_oom = _grow_in(group, limit)
+        must(not inside_it, f"{limit} B could be taken in its group")
+        must(under_oom, "the kernel does not say that its group is out of memory")
+        outside_it, _ = _grow_in(None, limit)
+        must(outside_it, "as much could not be taken outside it either")
         return Evidence(
             signals=(
-                Signal(
-                    "memory.usage_in_bytes",
-                    f"{(group / 'memory.usage_in_bytes').read_text().strip()} of {limit}",
-                ),
-                Signal("taking memory in its group", f"ended by {'SIGKILL' if ended == -9 else ended}"),
+                Signal("memory.oom_control", "under_oom 1 while a process of ours takes the rest"),
+                Signal("taking memory in its group", f"waits, and does not end in {GROW_TIMEOUT_S:g} s"),
             ),
             control=Signal("taking as much outside it", "done"),
         )
 
 
-# Rather itself than the role, when the kernel chooses: oom_score_adj.
 _GROWER: Final = """
 import os, sys
-open("/proc/self/oom_score_adj", "w").write("1000")
 if sys.argv[1]: open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
 area = bytearray(int(sys.argv[2]))
 for at in range(0, len(area), 4096): area[at] = 1
 """
 
 
-def _grow_in(group: Path | None, size: int) -> int:
+def _grow_in(group: Path | None, size: int) -> tuple[bool, bool]:
+    """Take memory, in a group or outside; whether that was done, and whether the group was out of memory meanwhile."""
     words = [str(group) if group is not None else "", str(size)]
-    return subprocess.run(
-        [sys.executable, "-I", "-c", _GROWER, *words], capture_output=True, timeout=20, check=False
-    ).returncode
+    process = subprocess.Popen([sys.executable, "-I", "-c", _GROWER, *words], stdin=subprocess.DEVNULL)
+    try:
+        return process.wait(GROW_TIMEOUT_S if group is not None else 20.0) == 0, False
+    except subprocess.TimeoutExpired:
+        text = (group / "memory.oom_control").read_text() if group is not None else ""
+        return False, "under_oom 1" in text
+    finally:
+        process.kill()
+        process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final
@@ -66,8 +67,6 @@ class Incast:
         holder.spawn("incast", settings, token=self.token, expires_s=self.expires_s, enter=self.control.netns)
 
     def verify(self, host: Host) -> Evidence:
-        import threading
-
         must(list(with_word(self.token)), "nobody asks any more")
         address = address_of(self.target)
         assert address is not None

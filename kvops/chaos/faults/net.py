@@ -83,6 +83,9 @@ class Partition(_Rules):
     certifies: ClassVar[str] = "a lost host or link: nothing is refused or reset, only deadlines end a wait"
     does_not_certify: ClassVar[str] = NOT_RDMA
 
+    def unavailable(self, host: Host) -> str | None:
+        return _Rules.unavailable(self, host) or nft.no_cgroup(self.target)
+
     def inject(self, host: Host) -> None:
         found = nft.match(self.target, peers=self.peers)
         own = nft.join_cgroup(self.target, self.token) if nft.shares_namespace(self.target) else ""
@@ -124,6 +127,9 @@ class Oneway(_Rules):
     name: ClassVar[str]
     certifies: ClassVar[str] = "asymmetric loss: one side believes that it is connected"
     does_not_certify: ClassVar[str] = NOT_RDMA
+
+    def unavailable(self, host: Host) -> str | None:
+        return _Rules.unavailable(self, host) or nft.no_cgroup(self.target)
 
     def inject(self, host: Host) -> None:
         found = nft.match(self.target)

@@ -198,6 +198,13 @@ INVALID: dict[str, tuple[str, Rows]] = {
         "L2",
         [get("g", at=S, took=0, deadline_ms=200, outcome=Outcome.INFO), Finish(t_ns=9 * S)],
     ),
+    "very late even for a machine without a free CPU": (
+        "L2",
+        [
+            Block(arm=Arm.FAULT, block=0, t_start_ns=0, t_end_ns=9 * S, cpu_stall_share=0.9),
+            get("g", at=S, took=4000 * MS, deadline_ms=200),
+        ],
+    ),
     "late": ("L2", [get("g", at=S, took=300 * MS, deadline_ms=200)]),
     "a request without an answer": ("L2", [request(t_return_ns=0, budget_ms=100), Finish(t_ns=9 * S)]),
     "a loop stands still": (
@@ -314,6 +321,16 @@ VALID: dict[str, tuple[str, Rows]] = {
         "L2",
         [*FAULT, get("g", at=S, deadline_ms=200), Sample(t_ns=8 * S, subject="store-1", loop_gap_ms=6000.0)],
     ),
+    "on a machine as slow without a fault": (
+        "L2",
+        [
+            get("g", at=S, took=290 * MS, deadline_ms=200),
+            *(
+                get(f"q{number}", at=S, took=95 * MS, deadline_ms=200, arm=Arm.BASELINE)
+                for number in range(50)
+            ),
+        ],
+    ),
     "opens, holds, closes": ("C3", CALM_BREAKER),
     "goes there no more": (
         "C3",
@@ -360,7 +377,7 @@ UNKNOWN: dict[str, tuple[str, Rows]] = {
     "as late without a fault": (
         "L2",
         [
-            get(f"g{number}", at=S, took=300 * MS, deadline_ms=200, arm=arm)
+            get(f"g{number}", at=S, took=400 * MS, deadline_ms=200, arm=arm)
             for number, arm in enumerate((Arm.BASELINE, Arm.FAULT))
         ],
     ),
@@ -372,6 +389,13 @@ UNKNOWN: dict[str, tuple[str, Rows]] = {
                 get(f"g{number}", at=S, deadline_ms=200, arm=Arm.BASELINE if number % 2 else Arm.FAULT)
                 for number in range(2000)
             ),
+        ],
+    ),
+    "late on a machine without a free CPU": (
+        "L2",
+        [
+            Block(arm=Arm.FAULT, block=0, t_start_ns=0, t_end_ns=9 * S, cpu_stall_share=0.9),
+            get("g", at=S, took=500 * MS, deadline_ms=200),
         ],
     ),
     "no fault": ("C1", [request()]),

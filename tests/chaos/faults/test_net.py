@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvops.chaos import nft
+from kvops.chaos import lab, nft
 from kvops.chaos.faults import catalogue
 from kvops.chaos.lifecycle import Injection
 from kvops.chaos.model import State
@@ -28,7 +27,7 @@ from tests.chaos.victims import Victim, until, victims
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: rules and namespaces"),
+    pytest.mark.skipif(lab.missing() is not None, reason=f"needs namespaces: {lab.missing()}"),
     pytest.mark.skipif(
         not all(map(shutil.which, ("nft", "ip", "ss"))), reason="needs: apt install nftables iproute2"
     ),
@@ -111,7 +110,11 @@ def pair(request: pytest.FixtureRequest) -> list[Victim]:
 
 def fault_on(pair: list[Victim], name: str, arguments: dict[str, Any]) -> Any:
     """A fault on the first server; the second must stay well."""
-    return build(name, arguments, target=pair[0].target, control=pair[1].target)
+    fault = build(name, arguments, target=pair[0].target, control=pair[1].target)
+    reason = fault.unavailable(HOST)
+    if reason is not None:
+        pytest.skip(reason)
+    return fault
 
 
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=IDS)
@@ -189,9 +192,20 @@ except OSError as error:
 """
 
 
+def test_only_from_some_peers(nodes: list[Victim], tmp_path: Path) -> None:
+    """A partition from named peers cuts those off."""
+    fault = fault_on(nodes, "net.partition", {"peers": [nodes[1].host]})
+
+    with Injection([fault], host=HOST, state_dir=tmp_path, lease_s=10) as one:
+        evidence = one.inject()
+        one.undo()
+
+    assert "no connection" in str(evidence[0])
+
+
 def test_rules_heal_by_themselves(nodes: list[Victim]) -> None:
     """With nobody left alive to undo it, a cut ends when its time is over, and its proof refuses from then on."""
-    fault = dataclasses.replace(fault_on(nodes, "net.partition", {}), expires_s=1.0)
+    fault = dataclasses.replace(fault_on(nodes, "net.partition", {}), expires_s=4.0)
     try:
         fault.inject(HOST)
         cut = ask_target(fault.target, from_netns=fault.control.netns).ending

@@ -172,10 +172,10 @@ class _Metastable(Proxy):
         self, keys: Sequence[str], buffers: Sequence[Any], *, deadline_ms: int | None = None
     ) -> list[Outcome]:
         outcomes = list(self.pool.batch_get_into(keys, buffers, deadline_ms=deadline_ms))
-        if not all(one.ok for one in outcomes):
+        if any(one.reason is Reason.BREAKER_OPEN for one in outcomes):
             self.slow = True
         if self.slow:
-            threading.Event().wait(0.7)
+            threading.Event().wait(0.5)  # beyond a request's budget, within what the engine can bear
         return outcomes
 
 

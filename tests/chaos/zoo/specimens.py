@@ -52,8 +52,14 @@ SPECIMENS = (
     Specimen(name="leak", caught_by="S9"),
     Specimen(name="wide_breaker", caught_by="C3"),
     Specimen(name="hole", caught_by="S5"),
-    Specimen(name="shared_fate", caught_by="C1", arms=(Arm.BASELINE, Arm.CONTROL, Arm.FAULT)),
-    Specimen(name="metastable", caught_by="L1", arms=(Arm.BASELINE, Arm.CONTROL, Arm.FAULT), tail_s=6.0),
+    Specimen(name="shared_fate", caught_by="C1", arms=(Arm.BASELINE, Arm.CONTROL, Arm.FAULT), fault_s=8.0),
+    Specimen(
+        name="metastable",
+        caught_by="L1",
+        arms=(Arm.BASELINE, Arm.CONTROL, Arm.FAULT),
+        tail_s=8.0,
+        rps=18.0,
+    ),
 )
 CORRECT = Specimen(name="correct", caught_by="")
 
