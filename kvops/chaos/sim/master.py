@@ -211,6 +211,8 @@ class MasterProcess(Process):
         self._beat_due_ms = 0
         self._starting = False
         self._stopping = False
+        self._resigning = False
+        self._won = 0  # the election that we lead by
         self._etcd = etcd
         self._ttl_s = ttl_s
         self._keys: EtcdClient
@@ -505,6 +507,9 @@ class MasterProcess(Process):
         election = self.election
         if election is None or self._stopping:
             return
+        if self.replication is not None and election.won != self._won:
+            self._cease_to_lead()  # that leadership is over, although we have been elected again
+            self._resigning = False
         if election.role is Role.LEADER and self.replication is None:
             if not self._starting:
                 self._starting = True
@@ -515,6 +520,7 @@ class MasterProcess(Process):
         elif election.role is Role.STANDBY:
             if self.replication is not None:
                 self._cease_to_lead()
+            self._resigning = False
             self._follow(election.seen)
         if self.replication is not None:
             if election.term > self.core.term:
@@ -522,7 +528,11 @@ class MasterProcess(Process):
                 terms.note_term(self.disk.directory, election.term)
             self.replication.members(election.members)
             self._release()
-        self.lease_until_ms = election.lease_until_ms if self.replication is not None else 0
+        self._renewed(election)
+
+    def _renewed(self, election: Election) -> None:
+        leads = self.replication is not None and not self._resigning
+        self.lease_until_ms = election.lease_until_ms if leads else 0
 
     def _take_over(self, follower: FollowerModel | None, term: int) -> None:
         election = self.election
@@ -543,6 +553,7 @@ class MasterProcess(Process):
             standby.promote(term=term, now_ms=now)
             self.core = standby.core
         self.replication = Replication(sequence=0 if standby is None else standby.sequence)
+        self._won = election.won
         self._streams = Streams()
         self.core.led(self.name, hot=standby is not None, seconds=0.0, now_ms=now)
         election.serving = True
@@ -631,7 +642,7 @@ class MasterProcess(Process):
         if replication is None:
             return
         assert election is not None
-        self.lease_until_ms = election.lease_until_ms
+        self._renewed(election)
         for conn in replication.laggards(now_ms=now):
             self._abort(conn)
         if replication.wanted != election.members_wanted:
@@ -703,6 +714,10 @@ class MasterProcess(Process):
             self._exit()
             return
         self.election.resign()
+        self._resigning, self.lease_until_ms = (
+            True,
+            0,
+        )  # the lease is given back: another may lead in a moment
         self.timer(STOP_US, self._exit)
         self._coordinate()
 
