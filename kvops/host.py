@@ -17,8 +17,10 @@ The snapshot format is one folder (or tar) a host::
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
+import hashlib
 import os
 import posixpath
 import re
@@ -222,6 +224,36 @@ def _drain(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[str, str
     return out, err, timed_out
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshLogin:
+    """How one host is reached over SSH."""
+
+    name: str
+    address: str
+    user: str | None = None  # our own by default
+    port: int = 22
+    key_file: str | None = None  # the only key to offer; agent and default keys otherwise
+    known_hosts: str | None = None  # accepted host keys; the user's and the system's by default
+
+    def connect(self, timeout_s: float) -> SshHost:
+        """Open it; raises as :class:`SshHost` does."""
+        return SshHost(
+            self.address,
+            name=self.name,
+            user=self.user,
+            port=self.port,
+            key_file=self.key_file,
+            known_hosts=self.known_hosts,
+            timeout_s=timeout_s,
+        )
+
+
+def _fingerprint(key: paramiko.PKey) -> str:
+    """As ``ssh-keygen -l`` prints it."""
+    digest = base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
+    return f"{key.get_name()} SHA256:{digest}"
+
+
 class SshHost:
     """
     A machine over SSH. Host keys must be known: an unknown or changed key refuses, as ``ssh`` does in batch
@@ -265,21 +297,31 @@ class SshHost:
                 look_for_keys=key_file is None,
                 allow_agent=key_file is None,
             )
-        except (paramiko.BadHostKeyException, paramiko.AuthenticationException) as error:
+        except paramiko.BadHostKeyException as error:
+            self._client.close()
+            place = address if port == 22 else f"[{address}]:{port}"
+            raise AuthFailed(
+                f"{self._name}: its host key is {_fingerprint(error.key)}, not "
+                f"{_fingerprint(error.expected_key)} as known: a new installation, or not the host it says",
+                fix=f"compare the fingerprint on its console, then: ssh-keygen -R '{place}'"
+                + (f" -f {known_hosts}" if known_hosts else ""),
+            ) from error
+        except paramiko.AuthenticationException as error:
             self._client.close()
             raise AuthFailed(
                 f"{self._name}: {error}", fix=f"check the keys with: ssh -p {port} {address} true"
             ) from error
-        except (paramiko.SSHException, OSError, EOFError) as error:
+        except (paramiko.SSHException, OSError, EOFError, ValueError) as error:
             self._client.close()
-            hint = (
-                "add its key with ssh-keyscan after checking it"
-                if "not found in known_hosts" in str(error)
-                else ""
-            )
+            if "not found in known_hosts" in str(error):
+                raise AuthFailed(
+                    f"{self._name}: its host key is not known",
+                    fix=f"compare its fingerprint, then: ssh-keyscan -p {port} {address} >> "
+                    + (known_hosts or "~/.ssh/known_hosts"),
+                ) from error
             raise Unreachable(
                 f"{self._name}: {error or type(error).__name__}",
-                fix=hint or f"try: ssh -p {port} {address} true",
+                fix=f"try: ssh -p {port} {address} true",
             ) from error
 
     @property
@@ -301,6 +343,28 @@ class SshHost:
     def run(self, *argv: str, timeout_s: float = COMMAND_TIMEOUT_S) -> CommandResult:
         """Run a program there. SSH carries one string: every argument is quoted, nothing is expanded."""
         return self.run_with_input(argv, b"", timeout_s=timeout_s)
+
+    def converse(self, argv: tuple[str, ...], *, timeout_s: float) -> paramiko.Channel:
+        """
+        Start a program there and give its streams.
+
+        Raises:
+            Unreachable: It cannot be started within ``timeout_s``.
+        """
+        import paramiko
+
+        transport = self._client.get_transport()
+        try:
+            if transport is None:
+                raise EOFError("the connection is closed")
+            channel = transport.open_session(timeout=timeout_s)
+            channel.settimeout(timeout_s)
+            channel.exec_command("LC_ALL=C " + shlex.join(argv))
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise Unreachable(
+                f"{self._name}: {error or type(error).__name__}", fix="look at the host's sshd"
+            ) from error
+        return channel
 
     def run_with_input(
         self, argv: tuple[str, ...], data: bytes, *, timeout_s: float, limit: int = READ_BYTES_MAX

@@ -302,7 +302,7 @@ class BenchPool:
         Keys are ``paper_key(prefix, number)``. Returns once the master knows them all.
         """
         child = self.child(
-            "paper",
+            f"paper-{prefix}",
             "paper",
             {
                 "masters": [one["listen"] for one in self.masters.values()]

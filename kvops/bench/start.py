@@ -7,7 +7,6 @@ run. Memory that a virtual machine has never touched comes at its host's pace: a
 
 from __future__ import annotations
 
-import gc
 import mmap
 import os
 import signal
@@ -101,7 +100,6 @@ def _bare(size: int) -> tuple[float, float]:
             thread.join()
         populated = time.perf_counter()
         del memory
-        gc.collect()  # address_of keeps the mapping alive through a reference cycle of ctypes
     finally:
         os.close(fd)
     return populated - began, time.perf_counter() - populated

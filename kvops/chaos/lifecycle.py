@@ -31,7 +31,7 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from kvops.chaos import picture
-from kvops.chaos.guardian import ARM_TIMEOUT_S, DEADLINE_S_MAX, Orders, arm, write_lease
+from kvops.chaos.guardian import DEADLINE_S_MAX, Orders, arm, write_lease
 from kvops.chaos.ledger import Book, Experiment
 from kvops.chaos.model import Evidence, Fault, State, in_conflict
 from kvops.chaos.steps import UndoStep
@@ -199,6 +199,7 @@ class Injection:
         assert self.experiment is not None
         me = identify(os.getpid())
         assert me is not None
+<<<<<<< HEAD
         write_lease(self.experiment, lease_s=self.lease_s + ARM_TIMEOUT_S)  # it has to start first
         self._guardian = arm(
             Orders(
@@ -209,6 +210,16 @@ class Injection:
                 scope=self.scope,
                 before=self._before,
             )
+=======
+        write_lease(self.experiment, lease_s=self.lease_s)
+        orders = Orders(
+            folder=str(self.experiment.folder),
+            runner=picture.Process(pid=me.pid, started_ticks=me.started_ticks, boot_id=me.boot_id),
+            deadline_boot_ms=boot_ms() + int(self.deadline_s * 1000),
+            undo=self._steps,
+            scope=self.scope,
+            before=self._before,
+>>>>>>> 0c30831b7d272130f9a68962d783b6e3c49ff2eb
         )
         self._enter(
             State.GUARDED,

@@ -29,6 +29,9 @@ BENCHMARKS: Final = {
     "memory": """The master's memory for each object, and its longest pause while it grows.
 
     1 M and 5 M objects. About 2 minutes, 2 GiB of memory.""",
+    "drain": """A drain's call, readers beside its sweep, a migration, SIGTERM and SIGKILL of a store.
+
+    1 k, 100 k and 1 M objects. About 8 minutes, 2 GiB of memory.""",
     "start": """A store's start and stop: memory prepared beside the kernel's own pace, and its first use.
 
     1, 4 and 8 GiB, where that fits. About 4 minutes.""",
@@ -142,4 +145,4 @@ def _all(settings: Settings, quick: bool, repeats: int) -> int:
     return _run(settings, list(BENCHMARKS), quick=quick, repeats=repeats)
 
 
-_with_options("all", "All of them, one after the other. About 20 minutes.", _all)
+_with_options("all", "All of them, one after the other. About 30 minutes.", _all)

@@ -1,66 +1,84 @@
-"""
-``kvops chaos``: faults on purpose, and what they prove.
-
-Commands below it are named in ``BELOW`` alone; a module is imported when its command is used. Each module holds
-its command as ``command``.
-"""
+"""``kvops chaos``: finds the command below it that was asked for, and imports only that."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import click
 
-from kvops.cli.options import Group
+from kvops.cli.options import Command, Group
 
-BELOW: Final[dict[str, tuple[str, str]]] = {
-    # name: (module of kvops.cli, what help says)
-    "plan": ("chaos_plan", "What a run would do: targets, undo, cost."),
-    "validate": ("chaos_validate", "What is wrong with an experiment file."),
-    "run": ("chaos_run", "One experiment, from the first look to the verdict."),
-    "suite": ("chaos_suite", "A folder of experiments, and the matrix of their verdicts."),
-    "soak": ("chaos_soak", "Random faults within bounds, round after round."),
-    "doctor": ("chaos_doctor", "Which faults this machine can do, and how."),
-    "catalog": ("chaos_catalog", "Every fault: what it certifies, and what it does not."),
-    "status": ("chaos_status", "What runs, what was left behind, who locked."),
-    "abort": ("chaos_abort", "End every experiment now, also without its runner."),
-    "recover": ("chaos_recover", "Take back what a dead experiment left."),
-    "lock": ("chaos_lock", "Forbid experiments."),
-    "lab": ("chaos_lab", "A network namespace for each node, made and removed."),
-    "unlock": ("chaos_unlock", "Allow experiments again."),
-    "check": ("chaos_check", "Judge a recorded history again, offline."),
-    "report": ("chaos_report", "Show a recorded run as text, JSON, JUnit, journal or HTML."),
+
+class Row(NamedTuple):
+    """One command below ``chaos``: its line of help, and the module of ``kvops.cli`` that holds it."""
+
+    help: str
+    module: str
+
+
+COMMANDS: Final[dict[str, Row]] = {
+    "plan": Row("What a run would do: targets, undo, cost.", "chaos_plan"),
+    "validate": Row("What is wrong with an experiment file.", "chaos_validate"),
+    "run": Row("One experiment, from the first look to the verdict.", "chaos_run"),
+    "suite": Row("A folder of experiments, and the matrix of their verdicts.", "chaos_suite"),
+    "soak": Row("Random faults within bounds, round after round.", "chaos_soak"),
+    "sim": Row("Break a simulated pool under virtual time, seed by seed.", "chaos_sim"),
+    "doctor": Row("Which faults this machine can do, and how.", "chaos_doctor"),
+    "catalog": Row("Every fault: what it certifies, and what it does not.", "chaos_catalog"),
+    "status": Row("What runs, what was left behind, who locked.", "chaos_status"),
+    "abort": Row("End every experiment now, also without its runner.", "chaos_abort"),
+    "recover": Row("Take back what a dead experiment left.", "chaos_recover"),
+    "lock": Row("Forbid experiments.", "chaos_lock"),
+    "unlock": Row("Allow experiments again.", "chaos_unlock"),
+    "lab": Row("A network namespace for each node, made and removed.", "chaos_lab"),
+    "check": Row("Judge a recorded history again, offline.", "chaos_check"),
+    "report": Row("Show a recorded run as text, JSON, JUnit, journal or HTML.", "chaos_report"),
 }
+"""In the order help shows them; each module holds its command as ``command``."""
 
 
-class Below(Group):
+class Chaos(Group):
     """Knows its commands by name and imports one when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order help shows them."""
-        return list(BELOW)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module."""
-        if cmd_name not in BELOW:
+        row = COMMANDS.get(cmd_name)
+        if row is None:
             return None
-        found = import_module(f"kvops.cli.{BELOW[cmd_name][0]}").command
-        assert isinstance(found, click.Command), f"{BELOW[cmd_name][0]}.command is no click command"
+        found = import_module(f"kvops.cli.{row.module}").command
+        assert isinstance(found, click.Command), f"kvops.cli.{row.module}.command is no click command"
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """From the table: nothing is imported for help."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in BELOW.items()])
+            formatter.write_dl([(name, row.help) for name, row in COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """From the table as well."""
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith("-"):
+            return list(Command.shell_complete(self, ctx, incomplete))
+        return [
+            CompletionItem(name, help=row.help)
+            for name, row in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
 
 
-@click.group("chaos", cls=Below)
+@click.group("chaos", cls=Chaos)
 def command() -> None:
     r"""
-    Faults on purpose: inject one, prove that it is there, watch clients through it, undo it, judge.
+    Break it on purpose: inject one fault, prove that it is there, watch clients through it, undo it, judge.
 
     \b
-    Example:
-      kvops chaos report runs/1402-7 --format text
+    Examples:
+      kvops chaos run playbooks/experiments/store-pause.yaml
+      kvops chaos sim --seeds 100
     """

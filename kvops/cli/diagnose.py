@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kvops.cli import options
+from kvops.cli.diagnose_matrix import HOST_TIMEOUT_S_DEFAULT, ProbeSaid, make_plan, probe_options
+from kvops.cli.diagnose_matrix import command as matrix_command
+from kvops.cli.hosts import SshSaid, find_inventory, find_logins, ssh_options
 from kvops.cli.options import DURATION_MS, PATH, Settings
 from kvops.cli.output import Column, Output
 from kvops.errors import UsageError
@@ -17,11 +20,15 @@ from kvops.files import default_state_dir
 
 if TYPE_CHECKING:
     from kvops.diag.facts import HostFacts
+    from kvops.diag.matrix import Matrix
     from kvops.diag.model import Result
+    from kvops.diag.probes import Plan
+    from kvops.diag.registry import Check
+    from kvops.host import SshLogin
 
 FORMATS: Final = (*options.FORMATS, "junit", "md", "html")
 WINDOW_MS_DEFAULT: Final = 10_000
-HOST_TIMEOUT_S_DEFAULT: Final = 30.0  # of one host, the window not counted
+EVENTS_BYTES_MAX: Final = 64 << 20
 
 
 class Diagnose(options.Group):
@@ -62,17 +69,27 @@ class Diagnose(options.Group):
     "--fail-on", type=click.Choice(["fail", "warn", "unknown"]), default="fail", help="What makes exit 1."
 )
 @click.option(
-    "--diff", "older", type=PATH, metavar="JSON", help="Show what changed since this earlier -o json."
+    "--diff",
+    "older",
+    type=PATH,
+    metavar="JSON|DIR|TAR",
+    help="Show what changed since this earlier -o json or snapshot: results and settings.",
 )
-@click.option("--probe", "probes", multiple=True, metavar="NAME", help="Send a few packets: icmp, mtu, tcp.")
-@click.option("--peer", "peers", multiple=True, metavar="ADDRESS", help="Whom to probe (HOST:PORT for tcp).")
+@click.option(
+    "--probe",
+    "probes",
+    multiple=True,
+    metavar="NAME",
+    help="Send packets. With --peer: icmp, mtu, tcp; alone: arp, cloud. Between hosts: as diagnose matrix.",
+)
+@click.option(
+    "--peer", "peers", multiple=True, metavar="ADDRESS", help="Whom this host probes (HOST:PORT for tcp)."
+)
 @click.option(
     "--textfile", type=PATH, metavar="FILE", help="Write outcomes for node-exporter's textfile folder."
 )
-@click.option("--user", metavar="NAME", help="User for SSH.")
-@click.option("--ssh-port", type=click.IntRange(1, 65535), default=22, help="Port for SSH.")
-@click.option("--ssh-key", type=PATH, metavar="FILE", help="Private key for SSH.")
-@click.option("--known-hosts", type=PATH, metavar="FILE", help="Known host keys (the user's own by default).")
+@ssh_options
+@probe_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -90,10 +107,8 @@ def command(
     probes: Sequence[str],
     peers: Sequence[str],
     textfile: Path | None,
-    user: str | None,
-    ssh_port: int,
-    ssh_key: Path | None,
-    known_hosts: Path | None,
+    ssh: SshSaid,
+    how: ProbeSaid,
 ) -> int:
     r"""
     The whole RDMA path: NIC, PCIe, NUMA, memory, GID, routes, MTU, priorities, counters, containers.
@@ -106,34 +121,41 @@ def command(
       kvops diagnose
       kvops diagnose --collect host.tar.gz && kvops diagnose --from host.tar.gz -o html > host.html
       kvops diagnose --host gpu-[041-048] --like gpu-[001-040]
+      kvops diagnose --inventory fleet.yaml --host role=store --probe tcp,udp,mtu,latency
     """
     if ctx.invoked_subcommand is not None:
         return 0
-    from kvops.cli.units import split_list
     from kvops.diag.runner import run, select
 
     settings: Settings = ctx.obj
     out = Output(settings)
     selected = select(_split(only), _split(skip))
     profile = _profile(profile_file)
-    wanted = _probes(_split(probes), _split(peers))
+    fleet = bool(hosts) or ssh.inventory is not None
+    if fleet and peers:
+        raise UsageError("--peer is for probes of this host alone", fix="leave --peer or --host out")
+    wanted = {} if fleet else _probes(_split(probes), _split(peers))
     began = time.monotonic()
-    ssh = {"user": user, "port": ssh_port, "key_file": ssh_key, "known_hosts": known_hosts}
     window_s = window_ms / 1000
     unreached: list[tuple[str, str]] = []
+    matrix: Matrix | None = None
     if source is not None:
-        if hosts or collect is not None:
+        if fleet or collect is not None:
             raise UsageError("--from cannot be used with --host or --collect", fix="leave one of them out")
         nodes = _load(source)
         waited_s = 0.0
-    elif hosts:
-        nodes, unreached = _fleet(split_list(hosts), ssh, window_s, settings, collect)
+    elif fleet:
+        logins = find_logins(settings, hosts, ssh)
+        plan = None
+        if probes:
+            plan = make_plan(probes, hosts=len(logins), how=how)
+        nodes, unreached, matrix = _fleet(logins, window_s, settings, collect, plan, out)
         waited_s = window_s
     else:
         nodes = [_local(window_s, pids, collect, wanted)]
         waited_s = window_s
     if likes:
-        more, missing = _likes(split_list(likes), ssh, window_s, settings)
+        more, missing, _ = _some(likes, ssh, window_s, settings, out)
         nodes += more
         unreached += missing
     for node in nodes:
@@ -143,10 +165,12 @@ def command(
     took_s = max(time.monotonic() - began - waited_s, 0.0)
     results = _muted(settings, results)
     if textfile is not None:
-        _write_textfile(textfile, results)
+        from kvops.diag import textfile as node_exporter
+
+        node_exporter.write(textfile, results)
     if older is not None:
-        return _show_changes(out, nodes, results, older)
-    return _show(out, nodes, results, took_s=took_s, fail_on=fail_on, unreached=unreached)
+        return _show_changes(out, nodes, results, older, selected, profile)
+    return _show(out, nodes, results, took_s=took_s, fail_on=fail_on, unreached=unreached, matrix=matrix)
 
 
 def _state_dir(settings: Settings) -> Path:
@@ -168,45 +192,89 @@ def _probes(names: Sequence[str], peers: Sequence[str]) -> dict[str, list[str]]:
 
     for name in names:
         if name not in PROBES:
-            raise UsageError(f"there is no probe {name!r}", fix=f"choose from: {', '.join(PROBES)}")
-    if names and not peers:
+            raise UsageError(
+                f"this host alone has no probe {name!r}",
+                fix=f"choose from: {', '.join(PROBES)}; or see kvops diagnose matrix --help",
+            )
+    if set(names) & {"icmp", "mtu", "tcp"} and not peers:
         raise UsageError("--probe needs somebody to probe", fix="give --peer ADDRESS (HOST:PORT for tcp)")
     tcp = [peer for peer in peers if "tcp" in names and peer.count(":") == 1]
     return {"probes": list(names), "peers": [peer for peer in peers if peer not in tcp], "tcp": tcp}
 
 
-def _write_textfile(path: Path, results: Sequence[Result]) -> None:
-    """Outcomes as a gauge, written beside its place and moved there, so that nobody reads a half."""
-    lines = [
-        "# HELP kvops_diag_check_outcome 1 for the outcome that the check has.",
-        "# TYPE kvops_diag_check_outcome gauge",
-    ]
-    lines += [
-        f'kvops_diag_check_outcome{{check="{r.check}",node="{r.node}",outcome="{r.outcome}"}} 1'
-        for r in results
-        if r.outcome in ("fail", "warn", "unknown")
-    ]
-    new = path.with_name(path.name + ".new")
-    new.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    new.replace(path)
-
-
-def _show_changes(out: Output, nodes: Sequence[HostFacts], results: Sequence[Result], older: Path) -> int:
-    import json
-
+def _show_changes(
+    out: Output,
+    nodes: Sequence[HostFacts],
+    results: Sequence[Result],
+    older: Path,
+    selected: Sequence[Check],
+    profile: dict[str, Any],
+) -> int:
+    """What changed since an older document, or since a snapshot that is judged again as it was."""
     from kvops.diag import report
-    from kvops.errors import ConfigError
 
-    try:
-        before = json.loads(older.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{older}: {error}", fix="save the older one with: kvops diagnose -o json"
-        ) from error
-    rows = report.changes(before, report.document(nodes, results))
+    if older.is_dir() or ".tar" in older.name:
+        from kvops.diag.runner import run
+
+        before_nodes = _load(older)
+        for node in before_nodes:
+            node.profile = profile
+        before = _with_settings(report.document(before_nodes, run(before_nodes, selected)), before_nodes)
+    else:
+        before = _document(older)
+    after = _with_settings(report.document(nodes, results), nodes)
+    old: Any = before.get("settings")
+    if not isinstance(old, dict):
+        old = {}
+    if len(nodes) == 1 and len(old) == 1:
+        # One host then and now: the same, whatever it was called.
+        name, (was_name, was) = nodes[0].name, next(iter(old.items()))
+        old = {name: was}
+        before["results"] = [
+            {**row, "node": name} if isinstance(row, dict) and row.get("node") == was_name else row
+            for row in before.get("results") or ()
+        ]
+    rows = report.changes(before, after)
+    for node, now in after["settings"].items():
+        was = old.get(node)
+        rows += [
+            {
+                "change": "setting",
+                "check": key,
+                "node": node,
+                "was": was[key],
+                "now": now[key],
+                "observed": "",
+            }
+            for key in (sorted(now.keys() & was.keys()) if isinstance(was, dict) else ())
+            if now[key] != was[key]
+        ]
     keys = ("change", "check", "node", "was", "now", "observed")
     out.rows("changes", [Column(key) for key in keys], rows)
     return 1 if any(row["change"] == "worse" for row in rows) else 0
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """An earlier ``-o json``. Raises ConfigError."""
+    import json
+
+    from kvops.errors import ConfigError
+
+    fix = "save the older one with: kvops diagnose -o json, or name a snapshot"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}", fix=fix) from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is no document", fix=fix)
+    return found
+
+
+def _with_settings(document: dict[str, Any], nodes: Sequence[HostFacts]) -> dict[str, Any]:
+    """The document, with the settings that should stay as they are: what --diff compares tomorrow."""
+    from kvops.diag.checks.xnode import settings
+
+    return {**document, "settings": {node.name: settings(node) for node in nodes}}
 
 
 def _split(patterns: Sequence[str]) -> list[str]:
@@ -244,39 +312,84 @@ def _local(
 
 
 def _fleet(
-    hosts: Sequence[str], ssh: dict[str, Any], window_s: float, settings: Settings, collect: Path | None
-) -> tuple[list[HostFacts], list[tuple[str, str]]]:
+    logins: Sequence[SshLogin],
+    window_s: float,
+    settings: Settings,
+    collect: Path | None,
+    plan: Plan | None,
+    out: Output,
+) -> tuple[list[HostFacts], list[tuple[str, str]], Matrix | None]:
+    """Collect hosts, and probe between them if there is a plan; what probes found is part of what is seen."""
     from kvops.diag.facts import HostFacts
     from kvops.diag.fleet import gather
     from kvops.diag.snapshot import from_files, save
 
-    answers = gather(hosts, window_s=window_s, timeout_s=settings.timeout_s(HOST_TIMEOUT_S_DEFAULT), **ssh)
+    timeout_s = settings.timeout_s(HOST_TIMEOUT_S_DEFAULT)
+    answers = gather(logins, window_s=window_s, timeout_s=timeout_s)
+    matrix: Matrix | None = None
+    found: dict[str, list[dict[str, Any]]] = {}
+    if plan is not None:
+        from kvops.diag.matrix import records
+        from kvops.diag.probes import run_matrix
+
+        alive = {answer.name for answer in answers if answer.files is not None}
+        reached = [login for login in logins if login.name in alive]
+        if reached:
+            matrix = run_matrix(reached, plan, timeout_s=timeout_s, note=out.note)
+            found = records(matrix)
     nodes, unreached = [], []
     for answer in answers:
         if answer.files is None:
             unreached.append((answer.name, answer.error))
             continue
+        if found.get(answer.name):
+            _add_records(answer.files, found[answer.name])
         nodes.append(HostFacts(from_files(answer.files, answer.name)[0], name=answer.name))
         if collect is not None:
             save(answer.files, collect / answer.name)
-    return nodes, unreached
+    return nodes, unreached + (matrix.unreached if matrix is not None else []), matrix
 
 
-def _likes(
-    names: Sequence[str], ssh: dict[str, Any], window_s: float, settings: Settings
-) -> tuple[list[HostFacts], list[tuple[str, str]]]:
-    """Hosts that work: saved ones where such a path exists, else over SSH."""
+def _add_records(files: dict[str, bytes], records: Sequence[dict[str, Any]]) -> None:
+    """Into a snapshot's meta.json: a month later ``--from`` judges the same."""
+    import json
+
+    meta = json.loads(files["meta.json"])
+    meta["probes"] = [*(meta.get("probes") or []), *records]
+    files["meta.json"] = json.dumps(meta, indent=1, sort_keys=True).encode()
+
+
+def _some(
+    words: Sequence[str],
+    ssh: SshSaid,
+    window_s: float,
+    settings: Settings,
+    out: Output,
+    plan: Plan | None = None,
+) -> tuple[list[HostFacts], list[tuple[str, str]], Matrix | None]:
+    """Hosts as they were saved where such a path exists, else over SSH."""
+    from kvops.ranges import split_list
+
     nodes: list[HostFacts] = []
     remote = []
-    for name in names:
-        if Path(name).exists():
-            nodes += _load(Path(name))
+    for word in split_list(words):
+        # A path is meant where one is written; a folder that happens to be called like a host is not.
+        if Path(word).exists() and ("/" in word or not _known(settings, ssh, word)):
+            nodes += _load(Path(word))
         else:
-            remote.append(name)
+            remote.append(word)
     if not remote:
-        return nodes, []
-    more, unreached = _fleet(remote, ssh, window_s, settings, None)
-    return nodes + more, unreached
+        if plan is not None:
+            raise UsageError("saved snapshots cannot be probed", fix="name hosts, or leave --probe out")
+        return nodes, [], None
+    more, unreached, matrix = _fleet(find_logins(settings, remote, ssh), window_s, settings, None, plan, out)
+    return nodes + more, unreached, matrix
+
+
+def _known(settings: Settings, ssh: SshSaid, word: str) -> bool:
+    """Whether the inventory, if there is one, has it."""
+    inventory = find_inventory(settings, ssh)
+    return inventory is not None and (word in inventory.hosts or word in inventory.groups)
 
 
 def _show(
@@ -287,18 +400,27 @@ def _show(
     took_s: float,
     fail_on: str,
     unreached: Sequence[tuple[str, str]],
+    matrix: Matrix | None = None,
 ) -> int:
     from kvops.diag import render, report
 
     code = report.exit_code(results, fail_on=fail_on)
+    if matrix is not None and code == 0:
+        from kvops.cli.diagnose_matrix import exit_code
+
+        code = exit_code(matrix)
     if unreached and code == 0:
         code = 3
     kind = out.format  # a table that goes into a pipe is TSV
     if kind in ("json", "jsonl"):
-        document = report.document(nodes, results, fail_on=fail_on)
+        document = _with_settings(report.document(nodes, results, fail_on=fail_on), nodes)
         document["exit_code"] = code
         document["took_s"] = round(took_s, 3)
         document["unreached"] = [{"host": name, "reason": reason} for name, reason in unreached]
+        if matrix is not None:
+            from kvops.diag.matrix import document as matrix_document
+
+            document["matrix"] = matrix_document(matrix)
         if kind == "json":
             out.document(document)
         else:
@@ -309,7 +431,12 @@ def _show(
     elif kind == "md":
         click.echo(render.markdown(nodes, results, took_s=took_s), nl=False)
     elif kind == "html":
-        click.echo(render.page(nodes, results, took_s=took_s), nl=False)
+        page = render.page(nodes, results, took_s=took_s)
+        if matrix is not None:
+            from kvops.diag.render_matrix import section
+
+            page = page.replace("</body>", f"{section(matrix)}</body>")
+        click.echo(page, nl=False)
     elif kind == "name":
         for name in dict.fromkeys(r.check for r in results if r.outcome in ("fail", "warn")):
             click.echo(name)
@@ -323,6 +450,15 @@ def _show(
             style=lambda text, color: out.style(text, fg=color, bold=True),
         ):
             out.line(line)
+        if matrix is not None:
+            from kvops.diag.render_matrix import lines
+
+            for line in lines(
+                matrix,
+                wide=out.format == "wide",
+                style=lambda text, color: out.style(text, fg=color, bold=True),
+            ):
+                out.line(line)
         for name, reason in unreached:
             out.line(out.style(f"UNREACHED  {name}: {render.safe(reason)}", fg="yellow"))
         if kind == "tsv":
@@ -379,6 +515,20 @@ def profile_group() -> None:
     """
 
 
+def _profiled(
+    settings: Settings, source: Path | None, hosts: Sequence[str], ssh: SshSaid, out: Output
+) -> tuple[list[HostFacts], list[tuple[str, str]]]:
+    """The nodes that a profile is made from or compared with."""
+    if source is not None and hosts:
+        raise UsageError("--from cannot be used with --host", fix="leave one of them out")
+    if source is not None:
+        return _load(source), []
+    if hosts:
+        nodes, unreached, _ = _some(hosts, ssh, 0.0, settings, out)
+        return nodes, unreached
+    return [_local(0.0, (), None)], []
+
+
 @profile_group.command("init")
 @click.option(
     "--from",
@@ -387,40 +537,63 @@ def profile_group() -> None:
     metavar="DIR|TAR",
     help="A snapshot of a healthy node (this host by default).",
 )
+@click.option("--host", "hosts", multiple=True, metavar="HOST", help="A healthy node, over SSH.")
+@ssh_options
 @click.pass_obj
-def profile_init(settings: Settings, source: Path | None) -> int:
+def profile_init(settings: Settings, source: Path | None, hosts: Sequence[str], ssh: SshSaid) -> int:
     r"""
     Print a profile of a healthy node as YAML.
 
     \b
-    Example:
+    Examples:
       kvops diagnose profile init --from healthy/ > site.yaml
+      kvops diagnose profile init --host gpu-001 > site.yaml
     """
     from kvops.diag.profile import derive, dump
+    from kvops.errors import Unreachable
 
-    node = _load(source)[0] if source is not None else _local(0.0, (), None)
-    click.echo(dump(derive(node)), nl=False)
+    nodes, unreached = _profiled(settings, source, hosts, ssh, Output(settings))
+    if not nodes:
+        raise Unreachable(f"{unreached[0][0]}: {unreached[0][1]}", fix="name a host that answers")
+    if len(nodes) != 1:
+        raise UsageError(f"{len(nodes)} nodes", fix="a profile is made from one healthy node")
+    click.echo(dump(derive(nodes[0])), nl=False)
     return 0
 
 
 @profile_group.command("diff")
 @click.argument("profile_file", type=PATH, metavar="PROFILE")
-@click.option("--from", "source", type=PATH, metavar="DIR|TAR", help="A snapshot (this host by default).")
+@click.option("--from", "source", type=PATH, metavar="DIR|TAR", help="Snapshots (this host by default).")
+@click.option("--host", "hosts", multiple=True, metavar="HOST", help="Hosts over SSH.")
+@ssh_options
 @click.pass_obj
-def profile_diff(settings: Settings, profile_file: Path, source: Path | None) -> int:
+def profile_diff(
+    settings: Settings, profile_file: Path, source: Path | None, hosts: Sequence[str], ssh: SshSaid
+) -> int:
     r"""
-    What differs between a profile and a node. Exit code 1 if anything does.
+    What differs between a profile and nodes. Exit code 1 if anything does, 3 if a host did not answer.
 
     \b
-    Example:
+    Examples:
       kvops diagnose profile diff site.yaml --from today.tar.gz
+      kvops diagnose profile diff site.yaml --host gpu-[001-040]
     """
     from kvops.diag.profile import derive, differences, load_profile
 
-    node = _load(source)[0] if source is not None else _local(0.0, (), None)
-    rows = differences(load_profile(profile_file), derive(node))
-    Output(settings).rows("differences", [Column("key"), Column("profile"), Column("node")], rows)
-    return 1 if rows else 0
+    out = Output(settings)
+    profile = load_profile(profile_file)
+    nodes, unreached = _profiled(settings, source, hosts, ssh, out)
+    rows = [{"host": node.name, **row} for node in nodes for row in differences(profile, derive(node))]
+    missing = [{"host": name, "reason": reason} for name, reason in unreached]
+    out.rows(
+        "differences",
+        [Column("host"), Column("key"), Column("profile"), Column("node")],
+        rows,
+        unreached=missing,
+    )
+    for name, reason in unreached:
+        out.note(f"UNREACHED  {name}: {reason}")
+    return 1 if rows else 3 if unreached else 0
 
 
 @command.command("path")
@@ -429,71 +602,147 @@ def profile_diff(settings: Settings, profile_file: Path, source: Path | None) ->
 @click.option(
     "--window", "window_ms", type=DURATION_MS, default=WINDOW_MS_DEFAULT, help="Time between two samples."
 )
-@click.option("--user", metavar="NAME", help="User for SSH.")
-@click.option("--ssh-port", type=click.IntRange(1, 65535), default=22, help="Port for SSH.")
-@click.option("--ssh-key", type=PATH, metavar="FILE", help="Private key for SSH.")
-@click.option("--known-hosts", type=PATH, metavar="FILE", help="Known host keys (the user's own by default).")
+@click.option(
+    "--probe",
+    "probes",
+    multiple=True,
+    metavar="NAME",
+    help="Probe both ways, too: tcp, udp, icmp, mtu, latency, bandwidth, verbs …",
+)
+@ssh_options
+@probe_options
 @click.pass_obj
 def path_command(
     settings: Settings,
     first: str,
     second: str,
     window_ms: int,
-    user: str | None,
-    ssh_port: int,
-    ssh_key: Path | None,
-    known_hosts: Path | None,
+    probes: Sequence[str],
+    ssh: SshSaid,
+    how: ProbeSaid,
 ) -> int:
     r"""
-    The way between two hosts, hop by hop: hosts over SSH, or saved snapshots.
+    The way between two hosts, hop by hop: hosts over SSH, or saved snapshots; probed both ways with --probe.
 
     \b
     Example:
       kvops diagnose path gpu-041 gpu-003
+      kvops diagnose path gpu-041 gpu-003 --probe tcp,icmp,mtu,latency
     """
     from kvops.diag.report import path_text
     from kvops.diag.runner import run, select
 
     out = Output(settings)
     began = time.monotonic()
-    ssh = {"user": user, "port": ssh_port, "key_file": ssh_key, "known_hosts": known_hosts}
-    nodes, unreached = _likes([first, second], ssh, window_ms / 1000, settings)
-    results = run(nodes, select(skip=("probe",)))
+    plan = None
+    if probes:
+        plan = make_plan(probes, hosts=2, how=how)
+    nodes, unreached, matrix = _some([first, second], ssh, window_ms / 1000, settings, out, plan)
+    results = run(nodes, select(skip=() if probes else ("probe",)))
     if out.human:
         for node in nodes:
-            out.line(f"{node.name}  {path_text(node.name, results)}")
+            out.line(f"{node.name}  {path_text(node, results)}")
     took_s = max(time.monotonic() - began - window_ms / 1000 * bool(unreached or not nodes), 0.0)
-    return _show(out, nodes, results, took_s=took_s, fail_on="fail", unreached=unreached)
+    return _show(out, nodes, results, took_s=took_s, fail_on="fail", unreached=unreached, matrix=matrix)
 
 
 @command.command("watch")
 @click.option("--for", "duration_ms", type=DURATION_MS, default=60_000, help="How long to watch.")
 @click.option("--every", "every_ms", type=DURATION_MS, default=1_000, help="Length of a window.")
 @click.option("--only", multiple=True, metavar="ID", help="Only these checks.")
+@click.option(
+    "--metrics",
+    "metrics",
+    multiple=True,
+    metavar="URL",
+    help="/metrics of stores and engines (the local group's by default).",
+)
+@click.option(
+    "--events", "events_file", type=PATH, metavar="FILE", help="Append events (jsonl), without rates."
+)
+@click.option(
+    "--textfile", type=PATH, metavar="FILE", help="Keep rates and outcomes there for node-exporter."
+)
 @click.pass_obj
-def watch_command(settings: Settings, duration_ms: int, every_ms: int, only: Sequence[str]) -> int:
+def watch_command(
+    settings: Settings,
+    duration_ms: int,
+    every_ms: int,
+    only: Sequence[str],
+    metrics: Sequence[str],
+    events_file: Path | None,
+    textfile: Path | None,
+) -> int:
     r"""
     Watch this host's ports: rates, flaps, retransmissions, pauses; one line a window, one an event.
 
+    At the end says whether ECN marks, CNPs, PFC pauses, signs of incast and retransmissions moved together with
+    transfer speed and the time to the first token: by rank, over at least 20 windows, and never as a cause.
+
     \b
-    Example:
+    Examples:
       kvops diagnose watch --for 1h --every 10s -o jsonl
+      kvops diagnose watch --for 1h --metrics http://gpu-017:9100/metrics --events today.jsonl
     """
+    from functools import partial
+
+    from kvops.diag import textfile as node_exporter
     from kvops.diag.runner import select
-    from kvops.diag.watch import watch
+    from kvops.diag.scrape import checked_urls, scrape
+    from kvops.diag.watch import Watch
 
     out = Output(settings)
     chosen = select(
         _split(only) or ("ctr", "link.flap", "link.symbol_errors", "pcie.stall", "driver.vf_revoked")
     )
+    urls = checked_urls(_split(metrics) or _local_metrics(settings))
+    watch = Watch(
+        duration_s=duration_ms / 1000,
+        every_s=every_ms / 1000,
+        selected=chosen,
+        scrape=partial(scrape, urls) if urls else None,
+    )
     loud = 0
-    for row in watch(duration_s=duration_ms / 1000, every_s=every_ms / 1000, selected=chosen):
+    for row in watch.rows():
         loud += row["event"] in ("fail", "warn")
         if out.structured:
             out.raw_json({"schema": 1, **row})
         else:
             out.line("  ".join(str(row[key]) for key in ("time", "event", "subject", "text") if row.get(key)))
+        if events_file is not None and row["event"] not in ("rate", "pool"):
+            _append(events_file, row)
+        if textfile is not None and row["event"] != "correlation":
+            node_exporter.write(textfile, watch.results, watch.rates)
     return 1 if loud else 0
+
+
+def _local_metrics(settings: Settings) -> list[str]:
+    """Where the running members of the local group in use show their metrics."""
+    from kvops.cli.context import resolve
+    from kvops.errors import KvopsError
+
+    try:
+        state = resolve(settings).state
+    except KvopsError:
+        return []  # a host is watched with or without a group
+    members = state.members if state is not None else []
+    return [m.addresses["http"] for m in members if m.running and "http" in m.addresses]
+
+
+def _append(path: Path, row: dict[str, Any]) -> None:
+    """One line of jsonl, whole or not at all; a file that has grown large is left as it is."""
+    import json
+
+    from kvops.errors import ConfigError
+
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            if file.tell() < EVENTS_BYTES_MAX:
+                file.write(json.dumps({"schema": 1, **row}, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}", fix="name a file in a folder that is writable"
+        ) from error
 
 
 @command.command("mute")
@@ -521,3 +770,6 @@ def mute_command(settings: Settings, patterns: Sequence[str], duration_ms: int, 
     rows = [{"check": name, "until": until.isoformat(timespec="seconds"), "reason": reason} for name in names]
     Output(settings).rows("mutes", [Column("check"), Column("until"), Column("reason")], rows)
     return 0
+
+
+command.add_command(matrix_command)

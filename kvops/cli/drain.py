@@ -73,7 +73,7 @@ def command(
             "force": force,
         }
         would = client.drain(names, dry_run=True, **asked)
-        cost = holds.price(would, before)
+        cost = holds.price(would, before, migrate=migrate, bandwidth_bps=bandwidth_bps or 0)
         _say_price(out, target, names, would, cost)
         if dry_run:
             return _dry_run(out, target, would, cost, force)

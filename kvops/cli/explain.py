@@ -49,7 +49,8 @@ def check_command(settings: Settings, check_id: str) -> int:
         document = {name: str(getattr(check, name)) for name in fields}
         out.document({**document, "explains": list(EXPLAINS.get(check.id, ())), "playbook": playbook(check)})
     else:
-        click.echo(section(check).replace("**", ""), nl=False)
+        lines = section(check).replace("**", "").splitlines()
+        click.echo("\n".join(line for line in lines if not line.startswith("```")))
     return 0
 
 

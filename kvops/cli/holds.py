@@ -135,18 +135,25 @@ class Price:
         safe = "; ".join(check.text for check in reply.checks)
         return [
             f"  holds   {self.objects:,} objects, {human_bytes(self.bytes)} ({self.share:.1%} of the pool)",
-            f"  costs   {ratio}, about {max(1, round(self.seconds))} s of sweeping",
+            f"  costs   {ratio}, about {max(1, round(self.seconds))} s until it is empty",
             f"  safe    the rest would be {self.full:.0%} full with all of it; {safe}",
         ]
 
 
-def price(reply: HoldReply, status: MasterStatus) -> Price:
-    """The price that a dry run of a drain tells; of the hit ratio an estimate: all objects are equally hot."""
+def price(reply: HoldReply, status: MasterStatus, *, migrate: bool = False, bandwidth_bps: int = 0) -> Price:
+    """
+    The price that a dry run of a drain tells.
+
+    The hit ratio is an estimate: all objects are equally hot, and a migration keeps those for which there is room.
+    """
     objects = sum(hold.objects for hold in reply.holds)
     size = sum(hold.bytes_at_call for hold in reply.holds)
     rest = max(1, reply.pool_bytes - reply.capacity_bytes)
     ratio = status.hits_total / status.lookups_total if status.lookups_total else None
     lost = min(1.0, objects / max(1, status.objects))
+    if migrate and size:
+        room = max(0, reply.pool_bytes - reply.capacity_bytes - (reply.pool_used_bytes - size))
+        lost *= max(0.0, 1 - room / size)
     return Price(
         objects=objects,
         bytes=size,
@@ -154,7 +161,7 @@ def price(reply: HoldReply, status: MasterStatus) -> Price:
         full=min(1.0, reply.pool_used_bytes / rest),
         hit_ratio=ratio,
         hit_ratio_after=None if ratio is None else ratio * (1 - lost),
-        seconds=1 + objects / SWEPT_PER_S,
+        seconds=1 + objects / SWEPT_PER_S + (size * 8 / bandwidth_bps if migrate and bandwidth_bps else 0),
     )
 
 

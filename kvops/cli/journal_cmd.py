@@ -18,7 +18,13 @@ COLUMNS = (Column("sequence"), Column("kind"), Column("rows"), Column("bytes"))
 
 @options.group("journal")
 def command() -> None:
-    """What a master's journal says. Reads only; the master may run meanwhile."""
+    r"""
+    What a master's journal says. Reads only; the master may run meanwhile.
+
+    \b
+    Example:
+      kvops journal verify
+    """
 
 
 def _folder(settings: Settings, given: Path | None) -> Path:

@@ -15,7 +15,13 @@ CALL_S = 5.0
 
 @options.group("master")
 def command() -> None:
-    """Who of several masters leads."""
+    r"""
+    Who of several masters leads.
+
+    \b
+    Example:
+      kvops master step-down
+    """
 
 
 @command.command("step-down")

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -29,6 +29,9 @@ from kvops.fleet.rollout import (
     Seen,
     batches,
 )
+
+if TYPE_CHECKING:
+    from kvops.store.model import MasterStatus
 
 REASON: Final = "kvops rollout restart"  # of our holds: they are told from an operator's by it
 CALL_TIMEOUT_S: Final = 5.0
@@ -121,13 +124,17 @@ def restart(
     state = local.require()
     chosen = [state.member(name) for name in split_list(members)]
     chosen = chosen or [member for member in state.members if member.role in ("store", "master")]
-    progress = _progress(
-        local, state.started, chosen, named=bool(members), fresh=fresh, migrate=migrate, out=out
-    )
+
+    def begin() -> RolloutState:
+        return _progress(
+            local, state.started, chosen, named=bool(members), fresh=fresh, migrate=migrate, out=out
+        )
+
     if dry_run:
-        return _show_steps(out, target, local, progress, max_unavailable=max_unavailable)
+        return _show_steps(out, target, local, begin(), max_unavailable=max_unavailable)
     pace = Pace(unavailable_max=max_unavailable, window_s=window_ms / 1_000, settle_s=settle_ms / 1_000)
     with local.lock(timeout_s=0.0, name="rollout.lock"):
+        progress = begin()
         price = _price(target, progress)
         _say_price(out, target, progress, price)
         operations = _Operations(settings, out, local, force=force)
@@ -206,7 +213,7 @@ def _progress(
     done = len(former.nodes) - len(former.unfinished)
     why = f"; it stopped at {former.stopped}" if former.stopped else ""
     out.note(f"going on with the rollout of {former.started}, {done} of {len(former.nodes)} done{why}")
-    return former
+    return msgspec.structs.replace(former, migrate=migrate or former.migrate)
 
 
 def _show_steps(
@@ -214,10 +221,8 @@ def _show_steps(
 ) -> int:
     state = local.require()
     steps = []
-    try:
-        leads = leader_status(target, timeout_s=CALL_TIMEOUT_S).name
-    except Unreachable:
-        leads = ""
+    status = _leader_status(target)
+    leads = status.name if status is not None else ""
     several = sum(member.role == "master" for member in state.members) > 1
     for batch in batches(progress.unfinished, unavailable_max=max_unavailable, leader=leads):
         members = [state.member(node.name) for node in batch]
@@ -243,10 +248,21 @@ def _show_steps(
     return 0
 
 
+def _leader_status(target: Target) -> MasterStatus | None:
+    """What the leader knows; None without one, which a rollout that goes on may be about to mend."""
+    try:
+        return leader_status(target, timeout_s=CALL_TIMEOUT_S)
+    except Unreachable:
+        return None
+
+
 def _price(target: Target, progress: RolloutState) -> dict[str, Any]:
     """What it will cost, before anything is done; of the hit ratio an estimate: all objects are equally hot."""
-    status = leader_status(target, timeout_s=CALL_TIMEOUT_S)
+    status = _leader_status(target)
     names = {node.name for node in progress.unfinished}
+    if status is None:
+        unknown = dict.fromkeys(("capacity_share", "hit_ratio", "hit_ratio_after"))
+        return {**unknown, "objects": 0, "seconds": NODE_S * len(names)}
     serving = [store for store in status.stores if store.state in SERVING]
     chosen = [store for store in serving if store.name in names]
     objects = sum(store.objects for store in chosen)
@@ -267,13 +283,17 @@ def _say_price(out: Output, target: Target, progress: RolloutState, price: dict[
     if out.structured or out.settings.quiet:
         return
     out.header(target.label, f"rolling restart of {holds.count_of(len(progress.unfinished), 'member')}")
+    if price["capacity_share"] is None:
+        out.line("  costs   not known: no master leads")
+        return
     fate = (
         "move to other stores first, as far as they fit" if progress.migrate else "are lost, store by store"
     )
     ratio = "nobody has looked anything up yet"
     if price["hit_ratio"] is not None:
         ratio = f"hit ratio {price['hit_ratio']:.1%} → about {price['hit_ratio_after']:.1%} after each"
-    out.line(f"  holds   {price['objects']:,} objects; they {fate}")
+    if price["objects"]:
+        out.line(f"  holds   {price['objects']:,} objects; they {fate}")
     out.line(
         f"  costs   {price['capacity_share']:.0%} of the pool at a time; {ratio}; "
         f"about {price['seconds']:.0f} s and what the hit ratio takes to come back"
@@ -337,15 +357,14 @@ class _Operations:
         """See the group now."""
         target = resolve(self._settings)
         judgement = look(target, timeout_s=CALL_TIMEOUT_S)
-        status = leader_status(target, timeout_s=CALL_TIMEOUT_S)
+        status = _leader_status(target)
         members = self._local.require().members
-        held = {
-            name for hold in status.holds if hold.reason != REASON for name in [hold.target, *hold.stores]
-        }
+        found = status.holds if status is not None else []
+        held = {name for hold in found if hold.reason != REASON for name in [hold.target, *hold.stores]}
         return Seen(
             serving=frozenset(row["name"] for row in judgement.stores if row["state"] in SERVING),
             masters=frozenset(member.name for member in members if member.role == "master"),
-            leader=status.name,
+            leader=status.name if status is not None else "",
             away={row["name"]: row["state"] for row in judgement.stores if row["state"] not in SERVING},
             held=frozenset(held),
             processes={
@@ -353,10 +372,10 @@ class _Operations:
                 for member in members
                 if member.running
             },
-            objects=status.objects,
+            objects=judgement.objects,
             objects_by_store={row["name"]: row["objects"] for row in judgement.stores},
-            lookups=status.lookups_total,
-            hits=status.hits_total,
+            lookups=status.lookups_total if status is not None else 0,
+            hits=status.hits_total if status is not None else 0,
         )
 
     def drain(self, names: Sequence[str], *, migrate: bool) -> None:
@@ -410,11 +429,8 @@ class _Operations:
             if not_back(seen, only):
                 return False
             if behind:
-                try:
-                    status = leader_status(resolve(self._settings), timeout_s=CALL_TIMEOUT_S)
-                except Unreachable:
-                    return False
-                behind.difference_update(status.members)
+                status = _leader_status(resolve(self._settings))
+                behind.difference_update(status.members if status is not None else ())
             return not behind
 
         _, judgement = look_until(self._settings, done, timeout_s=self._timeout_s(names))

@@ -10,17 +10,19 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 
 from kvops.diag.model import EVIDENCE_TEXT_MAX, Evidence, Skip, Unseen
-from kvops.diag.parsers import ethtool, ip, misc, pcie, proc, qos, rdma, sysfs
+from kvops.diag.parsers import ethtool, ip, misc, pcie, proc, qos, rdma, sysfs, tools
 from kvops.errors import ParseError
 from kvops.host import CommandResult, Sight, SnapshotHost
 
 T = TypeVar("T")
 
+OUTPUT_CHARS_MAX = 2 << 20  # of one command that a parser gets to see; logs and flow tables may be longer
+_LOG_TOOLS = frozenset({"dmesg", "journalctl", "ovs-appctl", "kubectl"})
 PORTS_MAX = 512  # of one host; sysfs of a hostile snapshot may claim more
 GIDS_MAX = 4096
 NETDEVS_MAX = 4096
@@ -664,6 +666,12 @@ class RdmaDevice:
         node_type = attempt(lambda: sysfs.parse_enum(self.text("node_type")))
         return node_type is not None and node_type[0] == 4
 
+    @cached_property
+    def board_guid(self) -> str | None:
+        """What all functions of one card have in common; None if it was not seen."""
+        guid = (self.host.peek(f"{self.path}/sys_image_guid") or "").strip()
+        return guid if guid.strip("0:") else None
+
     @property
     def is_virtual(self) -> bool:
         return self.pci is not None and self.pci.is_virtual
@@ -916,7 +924,8 @@ class HostFacts:
     def argvs(self, tool: str, *words: str) -> list[tuple[str, ...]]:
         """Every collected command of a tool with all these words among its arguments; shortest first."""
         wanted = set(words)
-        found = [argv for argv in self._argv_by_tool.get(tool, ()) if wanted.issubset(argv[1:])]
+        name = tool.rpartition("/")[2]
+        found = [argv for argv in self._argv_by_tool.get(name, ()) if wanted.issubset(argv[1:])]
         return sorted(found, key=len)
 
     def has_command(self, tool: str, *words: str) -> bool:
@@ -937,6 +946,8 @@ class HostFacts:
             missing = self.why_not(tool) is Sight.NO_TOOL
             raise Unseen(" ".join(exact), Sight.NO_TOOL if missing else Sight.NOT_COLLECTED)
         result = self.snapshot.run(*candidates[0], sample=sample)
+        if len(result.stdout) > OUTPUT_CHARS_MAX and tool not in _LOG_TOOLS:
+            result = replace(result, stdout=result.stdout[:OUTPUT_CHARS_MAX])
         if result.sight is not Sight.PRESENT:
             raise Unseen(" ".join(candidates[0]), result.sight)
         if result.return_code not in (0, None) and not result.stdout.strip():
@@ -1291,12 +1302,11 @@ class HostFacts:
         found: dict[ip.Route, None] = {}
         seen = False
         for result in self._ip_outputs(frozenset({"route", "r", "ro"}), without=frozenset({"get"})):
-            table = "main"
-            if "table" in result.argv[:-1]:
-                table = result.argv[result.argv.index("table") + 1]
-            seen = True
-            for route in ip.parse_routes(result.stdout, table="main" if table == "all" else table):
-                found[route] = None
+            table = _after(result.argv, "table") or "main"
+            named = "main" if table == "all" else table
+            routes = ip.parse_routes(result.stdout, table=named, device=_after(result.argv, "dev"))
+            seen = seen or bool(routes) or not result.stdout.strip()
+            found.update(dict.fromkeys(routes))
         if not seen:
             raise Unseen("ip route show", Sight.NOT_COLLECTED)
         return list(found)
@@ -1307,8 +1317,9 @@ class HostFacts:
         found: list[ip.Rule] = []
         seen = False
         for result in self._ip_outputs(frozenset({"rule", "ru"})):
-            seen = True
-            found.extend(ip.parse_rules(result.stdout))
+            rules = ip.parse_rules(result.stdout)
+            seen = seen or bool(rules) or not result.stdout.strip()
+            found.extend(rules)
         if not seen:
             raise Unseen("ip rule show", Sight.NOT_COLLECTED)
         return sorted(found, key=lambda rule: rule.preference)
@@ -1320,7 +1331,7 @@ class HostFacts:
         seen = False
         for result in self._ip_outputs(frozenset({"neigh", "neighbor", "neighbour", "n"})):
             seen = True
-            found.extend(ip.parse_neighbours(result.stdout))
+            found.extend(ip.parse_neighbours(result.stdout, device=_after(result.argv, "dev")))
         if not seen:
             raise Unseen("ip neigh show", Sight.NOT_COLLECTED)
         return found
@@ -1395,6 +1406,14 @@ class HostFacts:
             if bond is not None:
                 found[name] = bond
         return found
+
+    @fact
+    def lldp(self) -> dict[str, tuple[str, str]]:
+        """Interface → (switch, its port), where the switch tells. Raises Unseen."""
+        argvs = self.argvs("lldpctl", "json") or self.argvs("lldpctl")
+        if not argvs:
+            raise Unseen("lldpctl -f json", self.why_not("lldpctl"))
+        return tools.parse_lldp(self.command(*argvs[0]))
 
     @cached_property
     def _stats(self) -> dict[tuple[str, int], dict[str, int]]:
@@ -1517,7 +1536,7 @@ class HostFacts:
             return {
                 device.name: "not used by the store" for device in self.devices if device.name not in wanted
             }
-        rates = {d.name: max((_rate(p) for p in d.ports), default=0.0) for d in self.devices}
+        rates = {d.name: max((rate_gbps(p) for p in d.ports), default=0.0) for d in self.devices}
         for device in self.devices:
             names = {
                 name for port in device.ports for name in (port.netdev_name, *port.own_netdev_names) if name
@@ -1585,7 +1604,13 @@ class HostFacts:
         raise Skip(f"no {what} here")
 
 
-def _rate(port: Port) -> float:
+def _after(argv: Sequence[str], word: str) -> str:
+    """The argument behind a word; empty if the word is not there."""
+    return argv[argv.index(word) + 1] if word in argv[:-1] else ""
+
+
+def rate_gbps(port: Port) -> float:
+    """The port's rate, 0 if it could not be seen."""
     rate = attempt(lambda: port.rate)
     return rate.gbps if rate else 0.0
 

@@ -1,6 +1,6 @@
 """
-Collects many hosts over SSH: a bounded pool, a time limit a host, and one dead host never holds up the
-rest.
+Collects many hosts over SSH: a bounded number at once, a time limit a host, and one dead host never holds
+up the rest.
 """
 
 from __future__ import annotations
@@ -8,22 +8,38 @@ from __future__ import annotations
 import base64
 import io
 import json
+import queue
 import tarfile
+import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from kvops.diag.collect import agent
 from kvops.errors import KvopsError
-from kvops.host import Sight, SshHost
+from kvops.host import Sight, SshHost, SshLogin
 
-HOSTS_AT_ONCE = 32
+HOSTS_AT_ONCE = 64
 SNAPSHOT_BYTES_MAX = 64 << 20  # of one host, packed
 CONNECT_TIMEOUT_S = 8.0
+PYTHON_MIN = (3, 8)
 _MARK = "KVOPS-SNAPSHOT "
+
+# Reads the program from its standard input, so that nothing is left on the host; an older Python could not even
+# compile it, and would say so in a way that nobody understands.
+BOOT = (
+    "import sys\n"
+    f"if sys.version_info < {PYTHON_MIN}: sys.exit('python3 there is %d.%d; "
+    f"{PYTHON_MIN[0]}.{PYTHON_MIN[1]} or newer is needed' % sys.version_info[:2])\n"
+    "sys.argv[0] = 'kvops'\n"
+    "size = int(sys.argv.pop(1))\n"
+    "exec(compile(sys.stdin.buffer.read(size), 'kvops', 'exec'), {'__name__': '__main__'})"
+)
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,85 +49,102 @@ class Answer:
     name: str
     files: dict[str, bytes] | None = None
     error: str = ""
+    seconds: float = 0.0
 
 
-def gather(
-    hosts: Sequence[str],
-    *,
-    window_s: float,
-    timeout_s: float,
-    user: str | None = None,
-    port: int = 22,
-    key_file: Path | None = None,
-    known_hosts: Path | None = None,
-) -> list[Answer]:
+def at_once(
+    work: Mapping[str, Callable[[], Value]], *, timeout_s: float, limit: int = HOSTS_AT_ONCE
+) -> dict[str, Value | KvopsError | None]:
+    """
+    Call functions on threads of their own, a bounded number at once.
+
+    Args:
+        work: Name → function. It should keep to ``timeout_s`` itself; one that does not is left behind.
+        timeout_s: Of one call, from its own start.
+        limit: How many run at once.
+
+    Returns:
+        Name → what it gave, the KvopsError it raised, or None when it did not end in time; in the order asked.
+    """
+    done: queue.SimpleQueue[tuple[str, Value | KvopsError | BaseException]] = queue.SimpleQueue()
+
+    def call(name: str, function: Callable[[], Value]) -> None:
+        try:
+            done.put((name, function()))
+        except BaseException as error:  # noqa: BLE001 - it is raised again where the results are awaited
+            done.put((name, error))
+
+    waiting = list(work.items())[::-1]
+    running: dict[str, float] = {}  # name → when its time is over
+    results: dict[str, Value | KvopsError | None] = dict.fromkeys(work)
+    while waiting or running:
+        while waiting and len(running) < limit:
+            name, function = waiting.pop()
+            # A daemon: one that hangs in a system call does not keep the process from ending.
+            threading.Thread(target=call, args=(name, function), name=f"host-{name}", daemon=True).start()
+            running[name] = time.monotonic() + timeout_s
+        try:
+            left = min(running.values()) - time.monotonic()
+            name, value = done.get(timeout=max(left, 0.001))
+        except queue.Empty:
+            now = time.monotonic()
+            running = {name: end for name, end in running.items() if end > now}
+            continue
+        if name not in running:
+            continue  # it was given up, and answers now
+        del running[name]
+        if isinstance(value, BaseException) and not isinstance(value, KvopsError):
+            raise value
+        results[name] = value
+    return results
+
+
+def gather(hosts: Sequence[SshLogin], *, window_s: float, timeout_s: float) -> list[Answer]:
     """
     Collect hosts at once.
 
     Args:
-        hosts: Names or addresses, ``user@host:port`` where they differ from the rest.
+        hosts: How to reach each.
         window_s: Seconds between the two samples on each host.
         timeout_s: Of one host, the window not counted. When it is over the host is reported and left behind.
-        user: For hosts that name none; our own by default.
-        port: For hosts that name none.
-        key_file: The only key to offer; agent and default keys otherwise.
-        known_hosts: File of accepted host keys; the user's and the system's by default.
 
     Returns:
         An answer for each host, in the order asked.
     """
     script = Path(agent.__file__).read_bytes()
-    pool = ThreadPoolExecutor(max_workers=min(HOSTS_AT_ONCE, max(len(hosts), 1)), thread_name_prefix="ssh")
-    rounds = -(-len(hosts) // HOSTS_AT_ONCE)
-    deadline = time.monotonic() + (window_s + timeout_s) * max(rounds, 1)
-    futures: dict[str, Future[Answer]] = {}
-    for name in hosts:
-        options: dict[str, Any] = {
-            "user": user,
-            "port": port,
-            "key_file": key_file,
-            "known_hosts": known_hosts,
-        }
-        futures[name] = pool.submit(_collect, name, script, window_s, timeout_s, options)
-    wait(futures.values(), timeout=max(deadline - time.monotonic(), 0))
-    answers = []
-    for name, future in futures.items():
-        if not future.done():
-            future.cancel()
-            answers.append(Answer(name=name, error=f"no answer within {timeout_s:g} s"))
-        else:
-            answers.append(future.result())
-    pool.shutdown(wait=False, cancel_futures=True)
-    return answers
+    work = {host.name: partial(_collect, host, script, window_s, timeout_s) for host in hosts}
+    # A little more than a host's own limit: its own words say more than "no answer".
+    answers = at_once(work, timeout_s=window_s + timeout_s + 1.0)
+    return [
+        answer
+        if isinstance(answer, Answer)
+        else Answer(name=name, error=str(answer) if answer else f"no answer within {timeout_s:g} s")
+        for name, answer in answers.items()
+    ]
 
 
-def _collect(name: str, script: bytes, window_s: float, timeout_s: float, options: dict[str, Any]) -> Answer:
-    address, user, port = split_host(name, options["user"], options["port"])
+def _collect(login: SshLogin, script: bytes, window_s: float, timeout_s: float) -> Answer:
+    name = login.name
     began = time.monotonic()
-    key_file, known_hosts = options["key_file"], options["known_hosts"]
     host: SshHost | None = None
     try:
-        host = SshHost(
-            address,
-            name=name,
-            user=user,
-            port=port,
-            key_file=str(key_file) if key_file is not None else None,
-            known_hosts=str(known_hosts) if known_hosts is not None else None,
-            timeout_s=min(CONNECT_TIMEOUT_S, timeout_s),
-        )
+        host = login.connect(min(CONNECT_TIMEOUT_S, timeout_s))
         left = timeout_s + window_s - (time.monotonic() - began)
-        argv = ("python3", "-", json.dumps({"window_s": window_s}))
+        wanted = json.dumps({"window_s": window_s})
+        argv = ("python3", "-c", BOOT, str(len(script)), wanted)
         result = host.run_with_input(argv, script, timeout_s=max(left, 0.1), limit=SNAPSHOT_BYTES_MAX)
+        if result.sight is Sight.NO_TOOL:
+            return Answer(name=name, error="python3 is not installed there; install it, 3.8 or newer")
         if result.sight is not Sight.PRESENT:
             return Answer(name=name, error=result.detail or str(result.sight))
         _, mark, packed = result.stdout.partition(_MARK)
         if result.return_code != 0 or not mark:
             last = (result.stderr.strip().splitlines() or ["no snapshot came back"])[-1]
-            return Answer(name=name, error=f"python3 there: {last[:200]}")
-        return Answer(name=name, files=_unpack(packed))
+            return Answer(name=name, error=last[:200])
+        return Answer(name=name, files=_unpack(packed), seconds=time.monotonic() - began)
     except KvopsError as error:
-        return Answer(name=name, error=f"{error.what}; {error.fix}" if error.fix else error.what)
+        what = error.what.removeprefix(f"{name}: ")
+        return Answer(name=name, error=f"{what}; {error.fix}" if error.fix else what)
     except (ValueError, tarfile.TarError, EOFError, OSError) as error:
         return Answer(name=name, error=f"a damaged snapshot came back: {error}")
     finally:

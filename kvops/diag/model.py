@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from kvops.host import Sight
 
@@ -81,16 +82,17 @@ class Result:
     unseen: tuple[str, ...] = field(default=())
 
 
-def _finding(
+def finding(
     severity: Outcome,
     subject: str,
     observed: str,
-    expected: str,
+    expected: str = "",
     *,
     fix: str = "",
     persists: bool | None = None,
     evidence: Iterable[Evidence | None] = (),
 ) -> Finding:
+    """A finding whose severity was computed; sources that gave nothing (None) are left out of its evidence."""
     return Finding(
         severity=severity,
         subject=subject,
@@ -102,54 +104,6 @@ def _finding(
     )
 
 
-def fail(
-    subject: str,
-    observed: str,
-    expected: str,
-    *,
-    fix: str = "",
-    persists: bool | None = None,
-    evidence: Iterable[Evidence | None] = (),
-) -> Finding:
-    """A finding that breaks transfers, or will."""
-    return _finding(Outcome.FAIL, subject, observed, expected, fix=fix, persists=persists, evidence=evidence)
-
-
-def warn(
-    subject: str,
-    observed: str,
-    expected: str,
-    *,
-    fix: str = "",
-    persists: bool | None = None,
-    evidence: Iterable[Evidence | None] = (),
-) -> Finding:
-    """A finding that makes transfers slower or fragile."""
-    return _finding(Outcome.WARN, subject, observed, expected, fix=fix, persists=persists, evidence=evidence)
-
-
-def info(
-    subject: str,
-    observed: str,
-    expected: str = "",
-    *,
-    fix: str = "",
-    persists: bool | None = None,
-    evidence: Iterable[Evidence | None] = (),
-) -> Finding:
-    """Worth knowing; harmless by itself."""
-    return _finding(Outcome.INFO, subject, observed, expected, fix=fix, persists=persists, evidence=evidence)
-
-
-def finding(
-    severity: Outcome,
-    subject: str,
-    observed: str,
-    expected: str,
-    *,
-    fix: str = "",
-    persists: bool | None = None,
-    evidence: Iterable[Evidence | None] = (),
-) -> Finding:
-    """A finding whose severity was computed."""
-    return _finding(severity, subject, observed, expected, fix=fix, persists=persists, evidence=evidence)
+fail = partial(finding, Outcome.FAIL)  # breaks transfers, or will
+warn = partial(finding, Outcome.WARN)  # makes them slower or fragile
+info = partial(finding, Outcome.INFO)  # worth knowing; harmless by itself

@@ -20,15 +20,25 @@ def load_mutes(folder: Path) -> dict[str, dict[str, str]]:
     """
     Check → {"until", "reason"}; empty if nothing was ever muted.
 
+    Who may not read the file (another user's state folder) has muted nothing: the report is louder, never quieter.
+
     Raises:
         ConfigError: The file is damaged.
     """
-    path = folder / FILE
+    try:
+        return _read(folder / FILE)
+    except PermissionError:
+        return {}
+
+
+def _read(path: Path) -> dict[str, dict[str, str]]:
     try:
         value: Any = json.loads(path.read_text(encoding="utf-8"))
         return {str(k): {"until": str(v["until"]), "reason": str(v["reason"])} for k, v in value.items()}
     except FileNotFoundError:
         return {}
+    except PermissionError:
+        raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{path} is damaged: {error}", fix="remove it, and mute again") from error
 
@@ -39,12 +49,12 @@ def add_mute(folder: Path, checks: Iterable[str], *, until: datetime, reason: st
         raise ConfigError(
             f"a mute lasts {MUTE_DAYS_MAX} days at most", fix="put what is meant for good into a profile"
         )
-    mutes = load_mutes(folder)
-    mutes |= {
-        check: {"until": until.astimezone(UTC).isoformat(timespec="seconds"), "reason": reason}
-        for check in checks
-    }
     try:
+        mutes = _read(folder / FILE)
+        mutes |= {
+            check: {"until": until.astimezone(UTC).isoformat(timespec="seconds"), "reason": reason}
+            for check in checks
+        }
         folder.mkdir(parents=True, exist_ok=True)
         new = folder / (FILE + ".new")
         new.write_text(json.dumps(mutes, indent=1), encoding="utf-8")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvops.diag.facts import HostFacts
 from kvops.diag.model import LOUD, Finding, Outcome, Result
+from kvops.diag.rails import MARKS, Rail, rails_of
 from kvops.diag.registry import checks
-from kvops.diag.report import Cause, causes, path_of, path_text, playbook, unseen_groups, verdict
+from kvops.diag.report import Cause, causes, path_text, playbook, unseen_groups, verdict
 
+RAILS_DRAWN_MAX = 8  # of one host, open on the page; the others are folded
 FINDINGS_SHOWN_MAX = 4  # of one cause, unless asked for more
 _COLORS = {Outcome.FAIL: "red", Outcome.WARN: "yellow", Outcome.UNKNOWN: "yellow", Outcome.OK: "green"}
 
@@ -61,7 +63,7 @@ def lines(
     for host in nodes:
         if any(r.outcome in LOUD and r.node in (host.name, "fleet") for r in results):
             label = f"PATH    {host.name}: " if len(nodes) > 1 else "PATH    "
-            text.append(label + path_text(host.name, results))
+            text.append(label + safe(path_text(host, results)))
     normal = [
         f"{finding.subject} {finding.observed}"
         for result in results
@@ -146,7 +148,7 @@ def markdown(nodes: Sequence[HostFacts], results: Sequence[Result], *, took_s: f
             names = dict.fromkeys(r.check for r in cause.explained)
             text += ["", f"Explains: {', '.join(names)}"]
         text += ["", f"Playbook: {playbook(cause.check)}", ""]
-    text += [f"- {host.name}: {path_text(host.name, results)}" for host in nodes]
+    text += [f"- {host.name}: {_cell(path_text(host, results))}" for host in nodes]
     unseen = [f"- unseen: {_families(names)}: {_cell(reason)}" for reason, names, _ in unseen_groups(results)]
     return "\n".join([*text, "", *unseen, ""])
 
@@ -215,6 +217,7 @@ ol.path li:not(:last-child)::after { content: "→"; position: absolute; right: 
 ol.path li.fail { border: 2px solid var(--fail); color: var(--fail); font-weight: 600; }
 ol.path li.warn { border: 2px solid var(--warn); color: var(--warn); font-weight: 600; }
 ol.path li.unknown { border-style: dashed; color: var(--dim); } ol.path small { display: block; }
+ol.path span { display: block; font: 12px/1.4 ui-monospace, monospace; } ol.path a { color: inherit; }
 code, pre { font: 13px/1.45 ui-monospace, monospace; } pre { margin: .3rem 0; white-space: pre-wrap; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem .8rem; margin: .5rem 0; }
 dt { color: var(--dim); } dd { margin: 0; min-width: 0; }
@@ -223,6 +226,24 @@ details { margin: 1rem 0; } summary { cursor: pointer; }
 td, th { text-align: left; padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); vertical-
 align: top; }
 """
+
+
+def _drawn(rail: Rail, sections: Mapping[str, str]) -> str:
+    """One rail as a row of stations, each with its devices; a bad one links to the cause below."""
+    items = []
+    for hop in rail.hops:
+        devices = "".join(f"<span>{html.escape(safe(name))}</span>" for name in hop.devices)
+        target = next((sections[check] for check in hop.checks if check in sections), None)
+        note = {Outcome.FAIL: "bad", Outcome.WARN: "doubtful", Outcome.UNKNOWN: "not seen"}.get(
+            hop.outcome, "ok"
+        )
+        mark = f"<small>{MARKS[hop.outcome]} {note}</small>" if note != "ok" else "<small>ok</small>"
+        name = f"<b>{hop.stage}</b>"
+        if target is not None:
+            name = f'<a href="#{html.escape(target)}">{name}</a>'
+        items.append(f'<li class="{hop.outcome}">{name}{devices}{mark}</li>')
+    label = f"path of a transfer along {html.escape(safe(rail.name))}" if rail.name else "path of a transfer"
+    return f'<ol class="path" aria-label="{label}">{"".join(items)}</ol>'
 
 
 def page(nodes: Sequence[HostFacts], results: Sequence[Result], *, took_s: float = 0.0) -> str:
@@ -235,18 +256,25 @@ def page(nodes: Sequence[HostFacts], results: Sequence[Result], *, took_s: float
         return "\n".join(text(line) for line in value.splitlines())
 
     worst = verdict(results)
+    # A consequence is told in the section of its cause.
+    sections = {
+        r.check: cause.check.id for cause in causes(results) for r in (*cause.explained, *cause.results)
+    }
     body = [
         f'<h1><b class="{worst}">{text(worst.upper())}</b> kvops diagnose</h1>',
         f'<p class="dim">{text(headline(nodes, results, took_s).partition("  ")[2])}</p>',
     ]
     for host in nodes:
-        hops = path_of(host.name, results)
-        marks = {Outcome.FAIL: "bad", Outcome.WARN: "doubtful", Outcome.UNKNOWN: "not seen", Outcome.OK: "ok"}
-        items = "".join(f'<li class="{o}">{text(name)}<small>{marks[o]}</small></li>' for name, o in hops)
         body.append(
             f'<p><b>{text(host.name)}</b> <span class="dim">{text(host.role)}, {text(host.kernel)}</span></p>'
         )
-        body.append(f'<ol class="path" aria-label="path of a transfer">{items}</ol>')
+        rails = rails_of(host, results)
+        loud = [rail for rail in rails if rail.outcome in LOUD] or rails[:1]
+        body += [_drawn(rail, sections) for rail in loud[:RAILS_DRAWN_MAX]]
+        rest = rails[len(loud[:RAILS_DRAWN_MAX]) :]
+        if rest:
+            drawn = "".join(_drawn(rail, sections) for rail in rest)
+            body.append(f"<details><summary>{len(rest)} more rails</summary>{drawn}</details>")
     for cause in causes(results):
         body.append(f'<section class="{cause.severity}" id="{text(cause.check.id)}">')
         body.append(

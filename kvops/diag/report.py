@@ -8,6 +8,7 @@ from typing import Any
 
 from kvops.diag.facts import HostFacts, attempt
 from kvops.diag.model import LOUD, Finding, Outcome, Result
+from kvops.diag.rails import rails_of
 from kvops.diag.registry import Check, checks
 from kvops.errors import ConfigError
 
@@ -155,19 +156,6 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "xnode.rail_connectivity": _LOSS,
 }
 
-_STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("store", ("proc", "limits", "mem", "gdr")),
-    ("NIC", ("driver", "link")),
-    ("PCIe", ("pcie", "iommu")),
-    ("NUMA", ("numa", "cpu")),
-    ("GID", ("gid",)),
-    ("IP", ("ip", "mtu")),
-    ("QoS", ("qos",)),
-    ("switch", ("ctr", "ovs")),
-    ("peer", ("xnode", "probe")),
-)
-_MARKS = {Outcome.FAIL: "✗", Outcome.WARN: "!", Outcome.UNKNOWN: "?", Outcome.OK: "ok", Outcome.INFO: "ok"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
@@ -252,34 +240,21 @@ def exit_code(results: Sequence[Result], *, fail_on: str = "fail") -> int:
     return 3 if unseen else 0
 
 
-def path_of(node: str, results: Sequence[Result]) -> list[tuple[str, Outcome]]:
-    """The way of a transfer, hop by hop, each with the worst that was found there."""
-    hops: list[tuple[str, Outcome]] = []
-    for name, families in _STAGES:
-        mine = [
-            r.outcome
-            for r in results
-            if r.check.partition(".")[0] in families and (r.node == node or _concerns(r, node))
-        ]
-        judged = [outcome for outcome in mine if outcome is not Outcome.SKIPPED]
-        loud = [outcome for outcome in judged if outcome in LOUD]
-        if loud:
-            worst = min(loud, key=_ORDER.index)
-        elif Outcome.OK in judged or Outcome.INFO in judged:
-            worst = Outcome.OK
-        else:
-            worst = Outcome.UNKNOWN
-        hops.append((name, worst))
-    return hops
+def path_of(host: HostFacts, results: Sequence[Result]) -> list[tuple[str, Outcome]]:
+    """The way of a transfer, hop by hop, each with the worst that was found there on any rail."""
+    rails = rails_of(host, results)
+    return [
+        (hops[0].stage, min((hop.outcome for hop in hops), key=_ORDER.index))
+        for hops in zip(*(rail.hops for rail in rails), strict=True)
+    ]
 
 
-def _concerns(result: Result, node: str) -> bool:
-    return result.node == "fleet" and any(finding.subject.startswith(node) for finding in result.findings)
-
-
-def path_text(node: str, results: Sequence[Result]) -> str:
-    """``store ok → NIC ok → PCIe ok → GID ✗ → …``."""
-    return " → ".join(f"{name} {_MARKS[outcome]}" for name, outcome in path_of(node, results))
+def path_text(host: HostFacts, results: Sequence[Result]) -> str:
+    """``store store0 ok → NIC mlx5_0/1 ✗ → PCIe 0000:18:00.0 ok → …`` of the worst rail."""
+    rails = rails_of(host, results)
+    alike = sum(rail.outcome is rails[0].outcome for rail in rails)
+    more = f"   ({alike} of {len(rails)} rails {rails[0].outcome})" if len(rails) > 1 else ""
+    return rails[0].text + more
 
 
 def unseen_groups(results: Iterable[Result]) -> list[tuple[str, list[str], bool]]:
@@ -330,7 +305,22 @@ def _node_json(host: HostFacts, results: Sequence[Result]) -> dict[str, Any]:
         "judged": [device.name for device in devices or ()],
         "listed": attempt(lambda: host.out_of_scope) or {},
         "counts": counts,
-        "path": [{"hop": name, "outcome": str(outcome)} for name, outcome in path_of(host.name, results)],
+        "path": [{"hop": name, "outcome": str(outcome)} for name, outcome in path_of(host, results)],
+        "rails": [
+            {
+                "name": rail.name,
+                "hops": [
+                    {
+                        "hop": h.stage,
+                        "devices": list(h.devices),
+                        "outcome": str(h.outcome),
+                        "checks": list(h.checks),
+                    }
+                    for h in rail.hops
+                ],
+            }
+            for rail in rails_of(host, results)
+        ],
     }
 
 

@@ -86,7 +86,7 @@ class Seen:
 
     serving: frozenset[str]  # stores
     masters: frozenset[str] = frozenset()
-    leader: str = ""
+    leader: str = ""  # "" when none is seen
     away: Mapping[str, str] = field(default_factory=dict)  # stores that do not serve, and their state
     held: frozenset[str] = frozenset()  # stores under a hold that is not this rollout's
     processes: Mapping[str, str] = field(default_factory=dict)  # of the members that run
@@ -277,6 +277,11 @@ class Rollout:
 
     def _replace(self, names: Sequence[str], stores: Sequence[str], seen: Seen) -> None:
         """Drain, stop and start them."""
+        if stores and not seen.leader:
+            raise Refused(
+                f"no master leads: {', '.join(stores)} cannot be drained",
+                fix="see kvops status, mend a master first",
+            )
         refused = why_not([n for n in names if n in stores], seen, unavailable_max=self._pace.unavailable_max)
         if refused is not None:
             raise refused
@@ -305,7 +310,7 @@ class Rollout:
         """Wait until the group does as well as before."""
         if self._pace.window_s <= 0 or self._pace.settle_s <= 0:
             return
-        deadline = self._clock() + self._pace.settle_s
+        deadline = self._clock() + self._pace.window_s + self._pace.settle_s
         tell_at = 0.0
         looks: deque[tuple[float, Seen]] = deque()
         while True:

@@ -1090,10 +1090,10 @@ class MasterCore:
         slots = self.index.find(np.ascontiguousarray(rows["digest"]))
         known = (slots != 0) & (self.index.location["generation"][slots] == rows["generation"])
         forget = []
-        for at in np.flatnonzero(known).tolist():
-            if (store.id, int(rows["offset"][at])) in self.objects.places(int(slots[at])):
-                store.announced[slots[at]] = True
-        for generation, offset in rows[~known][["generation", "offset"]].tolist():
+        for row, (generation, offset) in enumerate(rows[["generation", "offset"]].tolist()):
+            if known[row] and (store.id, offset) in self.objects.places(int(slots[row])):
+                store.announced[slots[row]] = True
+                continue
             ours = generation >> GENERATION_SEQUENCE_BITS == self.term
             if not (ours or generation in store.releasing):
                 forget.append((generation, offset))
@@ -1120,7 +1120,9 @@ class MasterCore:
         known = int(self.index.location["generation"][slot]) if slot else 0
         if slot and known == generation:
             assert store.announced is not None
-            self.objects.add_place(slot, (store.id, offset))
+            if (store.id, offset) not in self.objects.places(slot):
+                self.objects.add_place(slot, (store.id, offset))
+                self._remember_announced(store, np.array([row], m.SLOT_ROW))
             store.announced[slot] = True
             store.objects += 1
         elif known > generation or generation in store.doomed or generation <= self._removed.get(digest, 0):
@@ -1136,24 +1138,28 @@ class MasterCore:
         """Objects that only their store knew: keys that are absent and distinct."""
         if not len(rows):
             return
-        locations = np.empty(len(rows), LOCATION)
-        for name in ("generation", "offset", "size"):
-            locations[name] = rows[name]
-        locations["store"] = store.id
-        locations["flags"] = rows["flags"] & (PERMANENT_FLAGS | ObjectFlag.HAS_TTL)
+        entry = self._remember_announced(store, rows)
         digests = np.ascontiguousarray(rows["digest"])
-        slots = self.objects.insert(digests, locations, rows["depth"], rows["tenant"], now_ms=now_ms)
+        slots = self.objects.insert(digests, entry["location"], rows["depth"], rows["tenant"], now_ms=now_ms)
         assert store.announced is not None
         store.announced[slots] = True
         store.objects += len(rows)
         self.counters.adopted += len(rows)
+        for slot, _ in self._with_ttl(entry):
+            self.objects.expire_at(slot, now_ms)  # nobody knows any more how long it was to live
+
+    def _remember_announced(self, store: Store, rows: NDArray[np.void]) -> NDArray[np.void]:
+        """Replicas that only their store knew, as COMPLETE_ROW."""
         entry = np.empty(len(rows), COMPLETE_ROW)
-        entry["location"] = locations
+        locations = entry["location"]
+        for name in ("generation", "offset", "size"):
+            locations[name] = rows[name]
+        locations["store"] = store.id
+        locations["flags"] = rows["flags"] & (PERMANENT_FLAGS | ObjectFlag.HAS_TTL)
         for name in ("digest", "chunk", "depth", "tenant"):
             entry[name] = rows[name]
         self.journal.append(JournalEntry(JournalKind.COMPLETE, entry))
-        for slot, _ in self._with_ttl(entry):
-            self.objects.expire_at(slot, now_ms)  # nobody knows any more how long it was to live
+        return entry
 
     def used_bytes(self) -> int:
         """Memory of objects that are readable or being written."""

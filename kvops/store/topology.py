@@ -18,6 +18,7 @@ SYSFS: Final = Path("/sys")
 PROC: Final = Path("/proc")
 NODES_MAX: Final = 1024  # CONFIG_NODES_SHIFT is 10 at most
 CPUS_MAX: Final = 8192  # CONFIG_NR_CPUS of the largest kernels
+_RANGE_CHARS_MAX: Final = 40
 HUGE_PAGE_BYTES: Final = (2 * MIB, GIB)  # of x86-64, and of arm64 with pages of 4 KiB
 
 
@@ -71,6 +72,8 @@ def parse_list(text: str, *, most: int = CPUS_MAX) -> frozenset[int]:
     for part in text.strip().split(","):
         if not part:
             continue
+        if len(part) > _RANGE_CHARS_MAX:
+            raise ParseError(f"{part[:80]!r}… is no range", fix="mount /sys as the kernel gives it")
         first, dash, last = part.partition("-")
         if not (first.isascii() and first.isdigit() and (not dash or (last.isascii() and last.isdigit()))):
             raise ParseError(f"{text[:80]!r} is no list of numbers", fix="mount /sys as the kernel gives it")

@@ -21,8 +21,14 @@ from kvops.chaos.targets import Target, of_process
 
 WAIT_S = 10.0
 SERVER = """
-import http.server, os, signal, socketserver, sys
-name, host, port, child = sys.argv[1:]
+import http.server, os, select, signal, sys, threading
+name, host, port, child, tester = sys.argv[1:]
+def end_with_the_tests():
+    poll = select.poll()
+    poll.register(os.pidfd_open(int(tester)), select.POLLIN)
+    poll.poll()
+    os.killpg(0, signal.SIGKILL)
+threading.Thread(target=end_with_the_tests, daemon=True).start()
 if child == "child" and os.fork() == 0:
     signal.pause()
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -100,6 +106,7 @@ class Victim:
             host,
             str(self.port),
             "child" if child else "alone",
+            str(os.getpid()),
         ]
         self._child = child
         self.start()

@@ -11,7 +11,7 @@ import pytest
 
 from kvops.cli.main import main
 from kvops.diag.snapshot import save
-from kvops.diag.watch import watch
+from kvops.diag.watch import Watch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "diag"))
 from world import World
@@ -76,11 +76,31 @@ def test_diff_with_yesterday(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     worse = _save(World().put("/proc/sys/kernel/numa_balancing", "1"), tmp_path / "b")
 
     assert main(["diagnose", "--from", str(worse), "--diff", str(tmp_path / "old.json"), "-o", "json"]) == 1
-    assert [c["check"] for c in _json(capsys)["changes"]] == ["numa.balancing"]
+    assert [(c["change"], c["check"]) for c in _json(capsys)["changes"]] == [
+        ("worse", "numa.balancing"),
+        ("setting", "sysctl kernel.numa_balancing"),
+    ]
     assert (
         main(["diagnose", "--from", str(tmp_path / "a"), "--diff", str(tmp_path / "old.json"), "-o", "json"])
         == 0
     )
+
+
+def test_diff_with_a_snapshot_of_yesterday(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An older snapshot serves as well as an older document; a setting that drifted is listed with both values."""
+    old = _save(World().put("/proc/sys/net/core/rmem_max", "212992"), tmp_path / "old")
+    new = _save(World().put("/proc/sys/net/core/rmem_max", "4194304"), tmp_path / "new")
+
+    code = main(["diagnose", "--from", str(new), "--diff", str(old), "-o", "json"])
+    drifted = [row for row in _json(capsys)["changes"] if row["change"] == "setting"]
+    assert code == 0
+    assert [(row["check"], row["was"], row["now"]) for row in drifted] == [
+        ("sysctl net.core.rmem_max", "212992", "4194304")
+    ]
+    assert main(["diagnose", "--from", str(old), "-o", "json"]) == 0
+    (tmp_path / "old.json").write_text(capsys.readouterr().out)
+    assert main(["diagnose", "--from", str(new), "--diff", str(tmp_path / "old.json"), "-o", "json"]) == 0
+    assert [row["change"] for row in _json(capsys)["changes"]] == ["setting"]
 
 
 def test_textfile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +171,8 @@ def test_watch_tells_when_trouble_starts_and_ends() -> None:
 
     done: list[bool] = []
     events = []
-    for row in watch(duration_s=60, every_s=1, selected=select(["ctr.timeout_rate"]), collect=collect):
+    watch = Watch(duration_s=60, every_s=1, selected=select(["ctr.timeout_rate"]), collect=collect)
+    for row in watch.rows():
         events.append(row["event"])
         if row["event"] == "over":
             break

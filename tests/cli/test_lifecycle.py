@@ -97,7 +97,7 @@ def test_following_events_ends_quietly(started: Started, signum: signal.Signals,
 
 def test_start_and_stop(run: Run, tmp_path: Path) -> None:
     """A group that was started is shown as status shows it; once stopped, no process is left and status says so."""
-    begun = document(run, "start", "--segment-size", "16MiB")
+    begun = document(run, "start", "--stores", "1", "--segment-size", "16MiB")
 
     assert begun["schema"] == 1
     assert begun["health"] == "healthy"

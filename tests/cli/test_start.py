@@ -94,7 +94,9 @@ def huge_pages() -> Iterator[int]:
 def test_huge_pages(run: Run, tmp_path: Path, huge_pages: int) -> None:
     """A store of huge pages serves like any other, and gives every page back when it is stopped or killed."""
     free = int((POOL / "free_hugepages").read_text())
-    begun = run("start", "--segment-size", "32MiB", "--hugepages", "2MiB", "-q")
+    begun = run(
+        "start", "--stores", "1", "--numa", "off", "--segment-size", "32MiB", "--hugepages", "2MiB", "-q"
+    )
     assert begun.returncode == 0, begun.stderr
     assert run("object", "put", "a", stdin=b"in huge pages").returncode == 0
     assert run("object", "get", "a").stdout == "in huge pages"
@@ -155,7 +157,7 @@ def test_a_control_group_with_too_little_memory(
 
 def test_stopped_while_its_memory_is_prepared(run: Run, tmp_path: Path) -> None:
     """Status tells how far a store is; a stop in the middle ends it and leaves nothing."""
-    begun = run("start", "--segment-size", "512MiB", "-o", "json")
+    begun = run("start", "--stores", "1", "--segment-size", "512MiB", "-o", "json")
     document = json.loads(begun.stdout)
     stopped = run("stop", "-o", "json")
 

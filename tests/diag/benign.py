@@ -99,7 +99,13 @@ row(
 )
 row(
     "a card whose functions share a port",
-    lambda w: [w.put(f"{NIC}/{k}_link_width", "4") for k in ("max", "current")],
+    lambda w: [
+        *(w.put(f"{NIC}/{k}_link_width", "4") for k in ("max", "current")),
+        *(
+            w.put(f"/sys/class/infiniband/{d}/sys_image_guid", "0800:0000:0000:0001")
+            for d in ("mlx5_0", "mlx5_1")
+        ),
+    ],
 )
 row(
     "the slot is narrower than the card",

@@ -22,7 +22,7 @@ from kvops.diag.fleet import gather, split_host
 from kvops.diag.model import Outcome
 from kvops.diag.runner import run, select
 from kvops.diag.snapshot import from_files, load, save
-from kvops.host import LocalHost, Sight
+from kvops.host import LocalHost, Sight, SshLogin
 
 
 def test_live_and_saved_give_the_same_verdict(tmp_path: Path) -> None:
@@ -192,14 +192,18 @@ def test_fleet_over_ssh(tmp_path: Path) -> None:
         (tmp_path / "known_hosts").write_text(known)
         hosts = [f"127.0.0.1:{port}" for port in (good, hung, refusing, changed)]
 
-        answers = gather(
-            hosts,
-            window_s=0.1,
-            timeout_s=8,
-            user="me",
-            key_file=tmp_path / "id",
-            known_hosts=tmp_path / "known_hosts",
-        )
+        logins = [
+            SshLogin(
+                name=name,
+                address="127.0.0.1",
+                user="me",
+                port=port,
+                key_file=str(tmp_path / "id"),
+                known_hosts=str(tmp_path / "known_hosts"),
+            )
+            for name, port in zip(hosts, (good, hung, refusing, changed), strict=True)
+        ]
+        answers = gather(logins, window_s=0.1, timeout_s=8)
 
     assert [answer.name for answer in answers] == hosts
     assert answers[0].files is not None, answers[0].error

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import World
 
-from kvops.diag.parsers import ethtool, ip, misc, pcie, proc, qos, rdma, sysfs
+from kvops.diag.parsers import ethtool, ip, misc, pcie, proc, qos, rdma, sysfs, tools
 from kvops.errors import ParseError
 
 PARSERS: list[Callable[[str], Any]] = [
     function
-    for module in (ethtool, ip, misc, pcie, proc, qos, rdma, sysfs)
+    for module in (ethtool, ip, misc, pcie, proc, qos, rdma, sysfs, tools)
     for name, function in inspect.getmembers(module, inspect.isfunction)
     if name.startswith("parse_") and function.__module__ == module.__name__ and name != "parse_mount_size"
 ]
@@ -105,6 +105,65 @@ def test_large_garbage_takes_bounded_time(parser: Callable[[str], Any]) -> None:
         (lambda: ip.parse_ping("1 packets transmitted, 0 received, 100% packet loss"), False),
         (lambda: misc.parse_lost_upcalls("lookups: hit:1 missed:2 lost:3"), 3),
         (lambda: pcie.full_bdf("18:00.0"), "0000:18:00.0"),
+        (lambda: sysfs.parse_word("performance\n"), "performance"),
+        (
+            lambda: tools.parse_mlxlink("\x1b[32mRaw Physical BER \x1b[0m   : 3E-9\n"),
+            {"raw physical ber": "3E-9"},
+        ),
+        (lambda: tools.parse_ber("15E-255"), 15e-255),
+        (lambda: tools.parse_ber("1.2e-08"), 1.2e-8),
+        (
+            lambda: tools.parse_mstflint(
+                "Image type:            FS4\nFW Version:            28.43.1014\nFW Version(Running):   28.39.2048\n"
+            ),
+            {"Image type": "FS4", "FW Version": "28.43.1014", "FW Version(Running)": "28.39.2048"},
+        ),
+        (
+            lambda: tools.parse_mlxreg(
+                "Sending access register...\n\nField Name   | Data\n=====\nstatus | 0x00000000\nvalue  | 0x00000001\n"
+            ),
+            {"status": 0, "value": 1},
+        ),
+        (
+            lambda: tools.parse_fi_info(
+                "provider: efa\n    fabric: efa\n    domain: rdmap16s27-rdm\nprovider: efa\n    fabric: efa-direct\n"
+            ),
+            [
+                {"provider": "efa", "fabric": "efa", "domain": "rdmap16s27-rdm"},
+                {"provider": "efa", "fabric": "efa-direct"},
+            ],
+        ),
+        (lambda: tools.parse_fi_info("fi_getinfo: -61 (No data available)\n"), []),
+        (
+            lambda: tools.parse_ucx_devices(
+                "# Memory domain: mlx5_0\n#      Transport: rc_mlx5\n#         Device: mlx5_0:1\n#           Type: network\n"
+            ),
+            {"rc_mlx5": {"mlx5_0:1"}},
+        ),
+        (
+            lambda: tools.parse_arping(
+                "Unicast reply from 10.0.0.2 [02:00:00:00:09:9A]  0.7ms\nReceived 1 response(s)\n"
+            ),
+            (1, {"02:00:00:00:09:9a"}),
+        ),
+        (
+            lambda: tools.parse_arping("2 packets transmitted, 0 packets received, 100% unanswered"),
+            (0, set()),
+        ),
+        (
+            lambda: tools.parse_lldp(
+                '{"lldp": {"interface": {"ens1": {"chassis": {"id": {"value": "02:00"}, "name": {"value": "leaf"}}, "port": {"id": {"value": "E1"}}}}}}'
+            ),
+            {"ens1": ("leaf", "E1")},
+        ),
+        (lambda: tools.parse_lldp('{"lldp": {}}'), {}),
+        (
+            lambda: rdma.parse_holders(
+                "link mlx5_0/1 lqpn 5 type RC state RTS pid 9 comm old\n0/1: mlx5_0/1 lqpn 6 type GSI comm [mlx5_ib]\n"
+            ),
+            {("mlx5_0", 1): {"old (pid 9)": 1, "[mlx5_ib]": 1}},
+        ),
+        (lambda: ip.parse_neighbours("10.0.0.2  FAILED\n", device="ens1")[0].device, "ens1"),
     ],
 )
 def test_known_forms(call: Callable[[], Any], value: Any) -> None:
@@ -123,6 +182,15 @@ def test_known_forms(call: Callable[[], Any], value: Any) -> None:
         (qos.parse_mlnx_qos, "Priority trust state is not supported on your system"),
         (misc.parse_chrony, "506 Cannot talk to daemon"),
         (misc.parse_json, "[" * 100_000),
+        (sysfs.parse_word, "12: x"),
+        (tools.parse_mlxlink, "-E- Failed to open device"),
+        (tools.parse_ber, "N/A"),
+        (tools.parse_ber, "1E9999"),
+        (tools.parse_mstflint, "-E- Cannot open 0000:18:00.0: Permission denied"),
+        (tools.parse_mlxreg, "-E- Failed to send access register: Register not supported"),
+        (tools.parse_ucx_devices, "# Failed to open /dev/infiniband"),
+        (tools.parse_arping, "arping: socket: Operation not permitted"),
+        (proc.parse_modules, "1 2 3 4"),
     ],
 )
 def test_refused(parser: Callable[[str], Any], text: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from kvops.diag.playbook import FAMILIES, page
+from kvops.diag.playbook import FAMILIES, is_typed, page, remedies
 from kvops.diag.registry import checks
 from kvops.diag.report import EXPLAINS, playbook
 
@@ -31,6 +32,29 @@ def test_every_check_has_a_heading_and_a_source() -> None:
         assert check.fix
         assert check.title
         assert f"(#{playbook(check).partition('#')[2]})" in text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_remedies_are_whole(family: str) -> None:
+    """Each check of a family, and nothing else, has all five parts: how to confirm with a command, fix, persistence, undo, when not to."""
+    known = {check.id for check in checks().values() if check.family == family}
+    found = remedies(family)
+
+    assert set(found) == known
+    for check, remedy in found.items():
+        for heading in remedy._fields:
+            assert getattr(remedy, heading), f"{check} has no {heading}"
+        assert any(is_typed(line) for line in remedy.confirm), check
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_commands_are_sound_shell(family: str) -> None:
+    """Whatever a page gives to type is a shell's syntax; placeholders are words in angle brackets."""
+    text = (PLAYBOOKS / f"{family}.md").read_text(encoding="utf-8")
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        script = re.sub(r"<[^<>|&;\n]+>", "X", block).replace("…", "")
+        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{done.stderr}\n{block}"
 
 
 def test_there_are_213_checks() -> None:

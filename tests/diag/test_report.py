@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from defects import DEFECTS, PORT0
@@ -19,6 +21,7 @@ from kvops.diag import render, report
 from kvops.diag.explain import SYMPTOMS, explain_error
 from kvops.diag.model import Outcome
 from kvops.diag.profile import checked, derive, differences, dump, load_profile
+from kvops.diag.rails import rails_of
 from kvops.diag.registry import checks
 from kvops.diag.runner import run, select
 from kvops.errors import ConfigError
@@ -133,9 +136,10 @@ def test_page_is_whole_and_needs_nothing_else() -> None:
     parser.feed(text)
 
     assert parser.open == []
-    assert parser.outside == []
+    assert [link for link in parser.outside if not link.startswith("#")] == []
+    assert all(f'id="{link[1:]}"' in text for link in parser.outside)
     assert "<script" not in text
-    assert '<li class="fail">NIC' in text
+    assert re.search(r'<li class="fail"><a href="#link.port_state"><b>NIC</b></a><span>mlx5_0/1</span>', text)
 
 
 def test_terminal_gets_no_control_characters() -> None:
@@ -193,20 +197,79 @@ def test_error_texts(text: str, check: str) -> None:
     assert check in {name for symptom in explain_error(text) for name in symptom.checks}
 
 
-@pytest.mark.process
-def test_page_in_a_browser_does_not_overflow(tmp_path: Path) -> None:
-    """On a narrow screen nothing sticks out of the page sideways."""
+MEASURE = """<script>
+addEventListener('load', () => {
+  document.querySelectorAll('details').forEach(d => d.open = true);
+  const page = document.documentElement, out = [];
+  const wide = [...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll')
+    && e.getBoundingClientRect().right > page.clientWidth + 1).map(e => e.tagName + ':' + e.textContent.slice(0, 30));
+  const dead = [...document.querySelectorAll('a[href]')].map(a => a.getAttribute('href'))
+    .filter(h => !h.startsWith('#') || !document.getElementById(h.slice(1)));
+  parent.postMessage(JSON.stringify({over: page.scrollWidth - page.clientWidth, wide, dead,
+    width: page.clientWidth, rails: document.querySelectorAll('ol.path').length,
+    links: document.querySelectorAll('a[href]').length,
+    bad: document.querySelectorAll('ol.path li.fail').length}), '*');
+});
+</script></body>"""
+
+
+def _in_browser(page: str, width: int, folder: Path) -> dict[str, Any]:
+    """What a browser makes of a page in a window of that width, with everything that folds opened."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
-        pytest.skip("install chromium")
-    script = "<script>document.title=document.documentElement.scrollWidth-innerWidth</script></body>"
-    text = render.page([_broken().facts()], judge(_broken())).replace("</body>", script)
-    (tmp_path / "p.html").write_text(text)
-
-    argv = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=500,900", "--dump-dom"]
-    argv += [f"--user-data-dir={tmp_path}/profile", (tmp_path / "p.html").as_uri()]
+        pytest.skip("install chromium: apt-get install chromium")
+    inner = html.escape(page.replace("</body>", MEASURE))  # a frame: windows of a browser have a least width
+    (folder / "outer.html").write_text(
+        f'<!doctype html><script>addEventListener("message", e => document.title = e.data)</script>'
+        f'<iframe style="width:{width}px;height:900px;border:0" srcdoc="{inner}"></iframe>'
+    )
+    argv = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000", "--dump-dom"]
+    argv += [
+        "--virtual-time-budget=5000",
+        f"--user-data-dir={folder}/profile",
+        (folder / "outer.html").as_uri(),
+    ]
     done = subprocess.run(argv, capture_output=True, timeout=90, check=True, text=True)
+    title = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
+    assert title is not None, done.stderr[-500:]
+    measured: dict[str, Any] = json.loads(html.unescape(title[1]))
+    return measured
 
-    title = re.search(r"<title>(-?\d+)", done.stdout)
-    assert title is not None
-    assert int(title[1]) <= 0
+
+@pytest.mark.process
+@pytest.mark.parametrize("width", [360, 1280])
+def test_page_in_a_browser(tmp_path: Path, width: int) -> None:
+    """On a telephone and on a desk nothing sticks out sideways, no link is dead, and the bad hop leads to its cause."""
+    world = _broken().log("x" * 400).swap("dmesg", "x" * 400, "mlx5_core health compromised " + "y" * 400)
+
+    seen = _in_browser(render.page([world.facts()], judge(world)), width, tmp_path)
+
+    assert width - 20 <= seen["width"] <= width  # a scroll bar takes the rest
+    assert (seen["over"], seen["wide"], seen["dead"]) == (0, [], [])
+    assert seen["rails"] == 2
+    assert seen["bad"] >= 1
+    assert seen["links"] >= 1
+
+
+def test_path_names_the_devices() -> None:
+    """The path of the bad rail names function, bridges, node, GID, switch port and peer, and marks the bad hop alone."""
+    world = World()
+    neighbour = {"chassis": {"leaf-3": {"id": {"type": "mac"}}}, "port": {"id": {"value": "Ethernet7"}}}
+    world.say("lldpctl -f json", json.dumps({"lldp": {"interface": [{"ens1": neighbour}]}}))
+    world.put(f"{PORT0}/state", "1: DOWN").put(f"{PORT0}/phys_state", "3: Disabled")
+    results = judge(world)
+
+    rails = {rail.name: rail for rail in rails_of(world.facts(), results)}
+
+    hops = {hop.stage: hop for hop in rails["mlx5_0/1"].hops}
+    assert hops["store"].devices == ("store0",)
+    assert hops["PCIe"].devices[0] == "0000:18:00.0"
+    assert len(hops["PCIe"].devices) > 1
+    assert hops["NUMA"].devices == ("node 0",)
+    assert hops["GID"].devices[0].endswith("10.30.0.61")
+    assert hops["switch"].devices == ("leaf-3 Ethernet7",)
+    assert hops["peer"].devices == ("far",)
+    assert hops["NIC"].outcome is Outcome.FAIL
+    assert "link.port_state" in hops["NIC"].checks
+    assert {hop.outcome for hop in rails["mlx5_1/1"].hops} <= {Outcome.OK, Outcome.UNKNOWN}
+    assert "NIC mlx5_0/1 ✗" in report.path_text(world.facts(), results)

@@ -224,6 +224,31 @@ def test_a_store_that_is_away_counts() -> None:
     assert why_not(["store-0"], world.look(), unavailable_max=2) is None
 
 
+def test_without_a_master_no_store_is_touched() -> None:
+    """Nobody could drain a store, or say whether it has joined again."""
+    world = World(leader="")
+
+    with pytest.raises(RolloutStopped, match="no master leads: store-0 cannot be drained"):
+        run(world, begun())
+
+    assert set(world.lives.values()) == {1}
+
+
+def test_a_master_that_did_not_come_back_is_where_it_goes_on() -> None:
+    """The only master failed to start: a resume starts it although nobody leads."""
+    world = World(broken={"master-0"})
+    kept = [begun()]
+    with pytest.raises(RolloutStopped, match="stopped at master-0, 3 of 4 done"):
+        Rollout(kept[0], world, pace=QUICK, save=kept.append).run()
+    world.broken.clear()
+    world.leader = ""
+
+    done = run(world, kept[-1])
+
+    assert done.unfinished == []
+    assert set(world.lives.values()) == {2}
+
+
 def test_an_operators_hold_stays() -> None:
     """A store that somebody holds is restarted, and neither drained nor let loose."""
     world = World(drained={"store-1"}, operators={"store-1"})

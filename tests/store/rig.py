@@ -234,10 +234,10 @@ class Rig:
 
     # Clients.
 
-    def client(self, host: str = "client") -> int:
+    def client(self, host: str = "client", name: str = "c") -> int:
         """A client's connection."""
         self._conns += 1
-        self.core.connected(self._conns, hello("client", "c", host))
+        self.core.connected(self._conns, hello("client", name, host))
         self.replies[self._conns] = deque()
         return self._conns
 
@@ -263,6 +263,17 @@ class Rig:
         answer = self.ask(conn, Kind.PUT_START, put_rows(rows, **options))
         assert answer is not None
         return parse_put(answer, len(rows))
+
+    def move_start(self, conn: int, key: str, size: int) -> tuple[PutStatus, list[Location]]:
+        """What the master says to a store that wants to copy a key elsewhere."""
+        answer = self.ask(conn, Kind.MOVE_START, put_rows([(key, size)]))
+        assert answer is not None
+        return parse_put(answer, 1)[0]
+
+    def migrated(self, node: Node) -> None:
+        """A node tells the master that it has copied all it could."""
+        for hold in self.core.holds.every(now_ms=self.now_ms):
+            node.to_master.append((Kind.MIGRATED, m.MIGRATED.pack(hold.number, 0)))
 
     def put_end(self, conn: int, key: str, generation: int, written: int = 1) -> PutStatus:
         """What the master says to a put's end."""

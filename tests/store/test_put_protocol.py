@@ -53,6 +53,8 @@ TROUBLES = (
     "master forgets",
     "standby leads",
 )
+DEEDS = ("drain", "drain", "undrain", "undrain", "cordon", "drain host", "migrate", "migrate", "migrated")
+"""What an operator does, or a store that was told to migrate."""
 MEANWHILE = ("nothing", "all come back", "a mount is interrupted", "keys are removed", "keys are put")
 """What happens between a master's restart and its stores' return."""
 PIECE = 2_500  # payload between two chances for something to happen
@@ -97,6 +99,7 @@ class Model:
     every: dict[str, set[int]] = field(default_factory=dict)  # generations ever stored under a key
     dead: dict[str, set[int]] = field(default_factory=dict)  # … and removed
     leases: list[Lease] = field(default_factory=list)
+    copied: dict[int, int] = field(default_factory=dict)  # generation of a moved object → of what was put
 
 
 class PutProtocol(RuleBasedStateMachine):
@@ -182,6 +185,54 @@ class PutProtocol(RuleBasedStateMachine):
                     self.model.stored[key] = Stored(generation, size, kept)
                 self.model.every.setdefault(key, set()).add(generation)
 
+    def written(self, generation: int, size: int) -> bytes:
+        """What an object holds, moved or not."""
+        return content(self.model.copied.get(generation, generation), size)
+
+    def move(self, which: int, key: str) -> Iterator[None]:
+        """A store that is to be drained copies one of its objects elsewhere."""
+        yield
+        source = self.some_node(which)
+        places = [place for place in self.rig.lookup(key) if self.node_of(place) is source]
+        if not places:
+            return
+        core, conn = self.rig.core, self.rig.client(source.host, source.name)
+        try:
+            yield from self.copy(source, places[0], conn, key)
+        finally:
+            if self.rig.core is core:
+                self.rig.leave(conn)
+
+    def copy(self, source: Node, place: Location, conn: int, key: str) -> Iterator[None]:
+        """The same, while its connection lasts."""
+        core = self.rig.core
+        generation, offset, size, _, flags = place
+        status, targets = self.rig.move_start(conn, key, size)
+        yield
+        if status is not PutStatus.GRANTED:
+            return
+        (target,) = targets
+        node = self.node_of(target)
+        if node is None:
+            return
+        self.model.copied[target[0]] = self.model.copied.get(generation, generation)
+        data = bytes(source.memory[offset + HEADER_BYTES : offset + HEADER_BYTES + size])
+        yield
+        written = source in self.rig.nodes and source.read((generation, offset, size, 0, flags)) is not None
+        if written:
+            assert data == self.written(target[0], size), "what still lies there was read whole"
+            written = node in self.rig.nodes and node.write(key, target, data) is NodeStatus.OK
+        yield
+        if self.rig.core is not core:
+            conn = self.rig.client(source.host, source.name)
+        if self.rig.put_end(conn, key, target[0], int(written)) is PutStatus.STORED:
+            before = self.model.stored.get(key)
+            if target[0] not in self.model.dead.get(key, ()) and (
+                before is None or before.generation < target[0]
+            ):
+                self.model.stored[key] = Stored(target[0], size, [node])
+            self.model.every.setdefault(key, set()).add(target[0])
+
     def was_stored(self, key: str, generation: int) -> bool:
         """Another rank, or the same request before, has ended this put already."""
         return generation in self.model.every.get(key, ())
@@ -249,7 +300,7 @@ class PutProtocol(RuleBasedStateMachine):
             verify_trailer(found, trailer) and verify_chunks(memoryview(copy), trailer, chunk=found.chunk) < 0
         )
         assert good, "what was read within its lease is whole"
-        assert bytes(copy) == content(generation, size)
+        assert bytes(copy) == self.written(generation, size)
         assert found.chunk == chunk_of(flags)
 
     def remove(self, key: str) -> Iterator[None]:
@@ -402,7 +453,7 @@ class PutProtocol(RuleBasedStateMachine):
 
     @rule(
         which=st.integers(0, 2),
-        deed=st.sampled_from(("drain", "drain", "undrain", "undrain", "cordon", "drain host")),
+        deed=st.sampled_from(DEEDS),
     )
     def operator_acts(self, which: int, deed: str) -> None:
         node = self.some_node(which)
@@ -412,6 +463,12 @@ class PutProtocol(RuleBasedStateMachine):
         match deed:
             case "drain" | "drain host":
                 self.drain(node, target)
+            case "migrate":
+                self.rig.drain(target, migrate=True)
+                for key in KEYS:
+                    self.begin(which, self.move(which, key), 2)
+            case "migrated" if node.mounted:
+                self.rig.migrated(node)
             case "cordon" if not {node.name, node.host} & set(self.rig.holds_now()):
                 self.rig.hold(HoldKind.CORDON, target)
             case "undrain":
@@ -435,7 +492,8 @@ class PutProtocol(RuleBasedStateMachine):
         self.cordoned.clear()
         for hold in self.rig.holds_now().values():
             for name in hold.stores:
-                (self.drained if hold.kind is HoldKind.DRAIN else self.cordoned).add(name)
+                drains = hold.kind is HoldKind.DRAIN and hold.state is not HoldState.MIGRATING
+                (self.drained if drains else self.cordoned).add(name)
 
     # Time, and what the master does.
 
@@ -541,13 +599,14 @@ class PutProtocol(RuleBasedStateMachine):
         for lease in self.model.leases:
             generation, offset, size, _, _ = lease.place
             payload = lease.node.memory[offset + HEADER_BYTES : offset + HEADER_BYTES + size]
-            assert bytes(payload) == content(generation, size)
+            assert bytes(payload) == self.written(generation, size)
 
     @invariant()
     def note_evictions(self) -> None:
         """An object that was evicted, or swept from a drained store, may be gone."""
         if not hasattr(self, "rig"):
             return
+        self.note_holds()
         evicted = self.rig.core.counters.evicted + self.rig.core.sweeper.swept_total
         if evicted == self.evicted:
             return
@@ -564,6 +623,9 @@ class PutProtocol(RuleBasedStateMachine):
         rig = self.rig
         for client in CLIENTS:
             self.client_dies(client)
+        rig.live(1_000)
+        for node in rig.nodes:
+            rig.migrated(node)
         for _ in range(6):
             rig.live(1_000)
             self.note_evictions()
@@ -596,7 +658,7 @@ class PutProtocol(RuleBasedStateMachine):
             assert places[0][0] >= stored.generation
         for key in KEYS:
             for place in rig.lookup(key):
-                assert rig.node_of(place[3]).read(place) == content(place[0], place[2])
+                assert rig.node_of(place[3]).read(place) == self.written(place[0], place[2])
 
 
 PutProtocol.TestCase.settings = settings(
@@ -637,7 +699,7 @@ def act(world: PutProtocol, rng: Random) -> None:
         case 12 | 13:
             world.all_is_well(rng.choice((100, 300, 1_200)))
         case 15:
-            world.operator_acts(which, rng.choice(("drain", "undrain", "undrain", "cordon", "drain host")))
+            world.operator_acts(which, rng.choice(DEEDS))
         case 14:
             down_ms, meanwhile = rng.choice((50, 400, 3_000)), rng.choice(MEANWHILE)
             world.trouble(rng.choice(TROUBLES), which, down_ms, steps, meanwhile)

@@ -47,6 +47,12 @@ def test_any_text_is_a_list_or_an_error(text: str) -> None:
     assert all(0 <= number < CPUS_MAX for number in found)
 
 
+def test_no_number_is_too_long_to_refuse() -> None:
+    """Even what Python itself would not convert is one clear error."""
+    with pytest.raises(ParseError, match="no range"):
+        parse_list("9" * 5_000)
+
+
 def test_what_a_node_has() -> None:
     """Available is free memory and what the page cache can give back; shared memory is not."""
     text = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from kvops.diag.facts import HostFacts, attempt
 from kvops.diag.model import Finding, Skip, Unseen, info, warn
-from kvops.diag.parsers import proc
+from kvops.diag.parsers import proc, sysfs
 from kvops.diag.registry import check
 from kvops.host import Sight
 
@@ -37,9 +37,9 @@ def governor(host: HostFacts) -> Iterator[Finding]:
         ]
     modes: dict[str, list[str]] = {}
     for path in paths:
-        mode = (host.peek(path) or "").strip()
-        if mode:
-            modes.setdefault(mode, []).append(path)
+        text = host.peek(path)
+        if text is not None:
+            modes.setdefault(sysfs.parse_word(text), []).append(path)
     if not modes:
         raise Skip("no frequency scaling here")
     for mode, where in modes.items():

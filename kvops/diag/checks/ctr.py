@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 
 from kvops.diag.checks.qos import lossless_priorities
-from kvops.diag.facts import HostFacts, Port, Target, attempt
+from kvops.diag.facts import HostFacts, Port, Target, attempt, rate_gbps
 from kvops.diag.model import Finding, Outcome, Skip, Unseen, fail, finding, info, warn
 from kvops.diag.parsers import proc, sysfs
 from kvops.diag.registry import Per, check
@@ -48,6 +48,44 @@ def _grown(port: Port, *names: str) -> dict[str, int]:
 
 def _say(steps: dict[str, int], window_s: float) -> str:
     return ", ".join(f"{name} +{step}" for name, step in steps.items()) + f" in {window_s:g} s"
+
+
+def may_not_grow(
+    id: str,
+    *,
+    title: str,
+    why: str,
+    source: str,
+    fix: str,
+    counters: tuple[str, ...],
+    severity: Outcome,
+    fatal: tuple[str, ...] = (),
+    expected: str = "+0",
+    advice: str = "",
+    persists: bool | None = None,
+) -> None:
+    """
+    Declare a check of counters for which any growth within the window is worth a word.
+
+    ``counters`` are names of which drivers have some; ``severity`` is what growth means, FAIL for those in
+    ``fatal``; ``advice`` is what to do about it here, and ``persists`` whether that survives a reboot. The rest
+    is as in :func:`kvops.diag.registry.check`.
+    """
+
+    @check(id, title=title, why=why, source=source, fix=fix, per=Per.PORT, kind="Δ")
+    def grown(port: Port) -> Iterator[Finding]:
+        window_s = port.host.need_window()
+        steps = _grown(port, *counters)
+        if steps:
+            yield finding(
+                Outcome.FAIL if steps.keys() & set(fatal) else severity,
+                port.label,
+                _say(steps, window_s),
+                expected,
+                fix=advice,
+                persists=persists,
+                evidence=port.counter_evidence(*steps),
+            )
 
 
 @check(
@@ -125,58 +163,35 @@ def timeout_rate(port: Port) -> Iterator[Finding]:
     )
 
 
-@check(
+may_not_grow(
     "ctr.rnr",
     title="Receivers are ready",
     why="The receiver had no buffer posted, or no CPU to post one.",
     source="hw_counters rnr_nak_retry_err, req_rnr_retries_exceeded",
     fix="look at the receiver: numa.*, cpu.governor, its load; post more receives",
-    per=Per.PORT,
-    kind="Δ",
+    counters=("rnr_nak_retry_err", "req_rnr_retries_exceeded", "rnr_naks_rcvd"),
+    severity=Outcome.WARN,
+    fatal=("req_rnr_retries_exceeded",),
+    advice="look at the receiver's load and memory node",
 )
-def rnr(port: Port) -> Iterator[Finding]:
-    window_s = port.host.need_window()
-    steps = _grown(port, "rnr_nak_retry_err", "req_rnr_retries_exceeded", "rnr_naks_rcvd")
-    if steps:
-        yield finding(
-            Outcome.FAIL if "req_rnr_retries_exceeded" in steps else Outcome.WARN,
-            port.label,
-            _say(steps, window_s),
-            "+0",
-            fix="look at the receiver's load and memory node",
-            persists=None,
-            evidence=port.counter_evidence(*steps),
-        )
 
 
-@check(
+may_not_grow(
     "ctr.remote_access",
     title="Keys and lengths are right",
     why="A wrong key or length: stale metadata after a restart of the peer.",
     source="hw_counters {resp,req}_remote_access_errors, req_remote_invalid_request",
     fix="restart or refresh the side whose metadata are stale",
-    per=Per.PORT,
-    kind="Δ",
-)
-def remote_access(port: Port) -> Iterator[Finding]:
-    window_s = port.host.need_window()
-    steps = _grown(
-        port,
+    counters=(
         "resp_remote_access_errors",
         "req_remote_access_errors",
         "req_remote_invalid_request",
         "remote_access_err",
         "remote_invalid_req_err",
-    )
-    if steps:
-        yield fail(
-            port.label,
-            _say(steps, window_s),
-            "+0",
-            fix="refresh the engine's metadata: restart the process that uses old keys",
-            persists=None,
-            evidence=port.counter_evidence(*steps),
-        )
+    ),
+    severity=Outcome.FAIL,
+    advice="refresh the engine's metadata: restart the process that uses old keys",
+)
 
 
 @check(
@@ -523,7 +538,7 @@ def nic_imbalance(host: HostFacts) -> Iterator[Finding]:
             continue
         median = statistics.median(size for _, size in moved.values())
         most = max(size for _, size in moved.values())
-        fastest = max(port.rate.gbps for port, _ in moved.values() if attempt(lambda: port.rate))
+        fastest = max((rate_gbps(port) for port, _ in moved.values()), default=0.0)
         if most * 8 < 0.01 * fastest * 1e9 * window_s:
             continue
         judged += 1
@@ -546,93 +561,54 @@ def nic_imbalance(host: HostFacts) -> Iterator[Finding]:
         raise Skip("no group of two NICs with traffic")
 
 
-@check(
+may_not_grow(
     "ctr.port_xmit_wait",
     title="Waiting to send is back-pressure, not a fault",
     why="Ticks in which data waited: they grow on every healthy loaded port.",
     source="counters/port_xmit_wait",
     fix="nothing to do",
-    per=Per.PORT,
-    kind="Δ",
+    counters=("port_xmit_wait",),
+    severity=Outcome.INFO,
+    expected="normal under load",
 )
-def port_xmit_wait(port: Port) -> Iterator[Finding]:
-    window_s = port.host.need_window()
-    steps = _grown(port, "port_xmit_wait")
-    if steps:
-        yield info(
-            port.label,
-            _say(steps, window_s),
-            "normal under load",
-            evidence=port.counter_evidence("port_xmit_wait"),
-        )
 
 
-@check(
+may_not_grow(
     "ctr.integrity",
     title="Buffers and credits are intact",
     why="An overrun is a credit fault of the link partner.",
     source="counters excessive_buffer_overrun_errors, local_link_integrity_errors",
     fix="replace the cable; ask the vendor about the switch",
-    per=Per.PORT,
-    kind="Δ",
+    counters=("excessive_buffer_overrun_errors", "local_link_integrity_errors"),
+    severity=Outcome.FAIL,
+    advice="replace the cable; update switch and NIC firmware",
+    persists=True,
 )
-def integrity(port: Port) -> Iterator[Finding]:
-    window_s = port.host.need_window()
-    steps = _grown(port, "excessive_buffer_overrun_errors", "local_link_integrity_errors")
-    if steps:
-        yield fail(
-            port.label,
-            _say(steps, window_s),
-            "+0",
-            fix="replace the cable; update switch and NIC firmware",
-            persists=True,
-            evidence=port.counter_evidence(*steps),
-        )
 
 
-@check(
+may_not_grow(
     "ctr.icrc",
     title="RoCE packets arrive whole",
     why="A wrong invariant CRC: corruption on the way, or foreign packets on UDP 4791.",
     source="hw_counters rx_icrc_encapsulated",
     fix="check cables and switches on the path; see ip.port_4791",
-    per=Per.PORT,
-    kind="Δ",
+    counters=("rx_icrc_encapsulated",),
+    severity=Outcome.WARN,
+    advice="check the path's cables; see who else sends to UDP 4791",
 )
-def icrc(port: Port) -> Iterator[Finding]:
-    window_s = port.host.need_window()
-    steps = _grown(port, "rx_icrc_encapsulated")
-    if steps:
-        yield warn(
-            port.label,
-            _say(steps, window_s),
-            "+0",
-            fix="check the path's cables; see who else sends to UDP 4791",
-            persists=None,
-            evidence=port.counter_evidence("rx_icrc_encapsulated"),
-        )
 
 
-@check(
+may_not_grow(
     "ctr.dup_requests",
     title="Requests come once",
     why="A request that comes again means that our acknowledgement was lost or late: look at the peer's "
     "timeouts.",
     source="hw_counters duplicate_request",
     fix="see the peer's ctr.timeout_rate",
-    per=Per.PORT,
-    kind="Δ",
+    counters=("duplicate_request", "dup_req"),
+    severity=Outcome.INFO,
+    expected="follows the peer's timeouts",
 )
-def dup_requests(port: Port) -> Iterator[Finding]:
-    window_s = port.host.need_window()
-    steps = _grown(port, "duplicate_request", "dup_req")
-    if steps:
-        yield info(
-            port.label,
-            _say(steps, window_s),
-            "follows the peer's timeouts",
-            evidence=port.counter_evidence(*steps),
-        )
 
 
 @check(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from kvops.diag.compare import Groups
 from kvops.diag.facts import HostFacts, PciFunction, Port, RdmaDevice, attempt
 from kvops.diag.model import Evidence, Finding, Outcome, Skip, Unseen, fail, finding, info, warn
-from kvops.diag.parsers import rdma, sysfs
+from kvops.diag.parsers import rdma, sysfs, tools
 from kvops.diag.registry import Per, check
 from kvops.host import Sight
 
@@ -300,7 +301,7 @@ def userspace_libs(host: HostFacts) -> Iterator[Finding]:
                     evidence=[host.at(path, " ".join(names)) for path, names in folders.items()],
                 )
     cache = attempt(lambda: host.command("ldconfig", "-p"))
-    if cache is not None:
+    if cache is not None and "=>" in cache:
         seen = True
         if "libibverbs.so" not in cache:
             yield fail(
@@ -311,8 +312,8 @@ def userspace_libs(host: HostFacts) -> Iterator[Finding]:
                 persists=True,
                 evidence=[host.said("ldconfig", "-p")],
             )
-    ucx = attempt(lambda: host.command("ucx_info", "-d"))
-    if ucx is not None and not re.search(r"Transport:\s*(rc|dc|ud)", ucx):
+    ucx = attempt(lambda: tools.parse_ucx_devices(host.command("ucx_info", "-d")))
+    if ucx is not None and not any(name.startswith(("rc", "dc", "ud", "srd")) for name in ucx):
         yield fail(
             "UCX",
             "built without verbs transports",
@@ -323,8 +324,9 @@ def userspace_libs(host: HostFacts) -> Iterator[Finding]:
         )
     if any(device.kind == "efa" for device in devices):
         runs = [host.snapshot.run(*argv) for argv in host.argvs("fi_info")]
-        providers = "\n".join(run.stdout + run.stderr for run in runs) or None
-        if providers is not None and "provider: efa" not in providers:
+        answers = [run for run in runs if run.stdout or run.stderr]
+        offered = {e.get("provider") for run in answers for e in tools.parse_fi_info(run.stdout)}
+        if answers and not any(str(name).startswith("efa") for name in offered):
             yield fail(
                 "libfabric",
                 "has no EFA provider",
@@ -550,7 +552,7 @@ def fw_pending(device: RdmaDevice) -> Iterator[Finding]:
     host, function = device.host, device.pci
     assert function is not None
     config = attempt(lambda: rdma.parse_mlxconfig(host.command("mlxconfig", "-d", function.bdf)))
-    image = attempt(lambda: host.command("mstflint", "-d", function.bdf))
+    image = attempt(lambda: tools.parse_mstflint(host.command("mstflint", "-d", function.bdf)))
     if config is None and image is None:
         raise Unseen(f"mlxconfig -e q, mstflint q of {function.bdf}", host.why_not("mlxconfig", "mstflint"))
     waiting = [f"{n}: {v[-2]} → {v[-1]}" for n, v in (config or {}).items() if len(v) == 3 and v[-2] != v[-1]]
@@ -563,11 +565,11 @@ def fw_pending(device: RdmaDevice) -> Iterator[Finding]:
             persists=True,
             evidence=[host.said("mlxconfig", "-d", function.bdf, text="; ".join(waiting[:4]))],
         )
-    versions = dict(re.findall(r"^FW Version(\(Running\))?:\s*(\S+)", image or "", re.MULTILINE))
-    if len(versions) == 2 and versions[""] != versions["(Running)"]:
+    flashed, running = (image or {}).get("FW Version"), (image or {}).get("FW Version(Running)")
+    if flashed and running and flashed != running:
         yield info(
             device.name,
-            f"firmware {versions['(Running)']} runs, {versions['']} is on flash",
+            f"firmware {running} runs, {flashed} is on flash",
             "the same",
             fix=f"mlxfwreset -d {function.bdf} reset",
             persists=True,
@@ -865,17 +867,11 @@ def rdma_protocol(device: RdmaDevice) -> Iterator[Finding]:
     kind="X",
 )
 def kernel_drift(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
-    versions: dict[str, list[str]] = {}
+    versions = Groups()
     for host in nodes:
         if host.kernel:
-            versions.setdefault(host.kernel, []).append(host.name)
-    if len(versions) > 1:
-        usual = max(versions, key=lambda v: len(versions[v]))
-        for version, names in versions.items():
-            if version != usual:
-                yield info(
-                    ", ".join(names[:8]), f"kernel {version}", f"{usual}, as {len(versions[usual])} others"
-                )
+            versions.add(host.kernel, host.name, host.at("/proc/sys/kernel/osrelease", host.kernel))
+    yield from versions.odd_ones(Outcome.INFO, says=lambda version: f"kernel {version}")
 
 
 @check(

@@ -257,7 +257,7 @@ def p2p_in_vm(host: HostFacts) -> Iterator[Finding]:
         raise Skip("a provider's certified platform")
     if not gpu_peer_to_peer(host):
         raise Skip("nobody registers GPU memory here")
-    table = host.lspci
+    table = attempt(lambda: host.lspci) or {}
     nics = [d.pci for d in host.devices_in_scope if d.pci is not None]
     ats = [bool(table[n.bdf].flag("ATSCtl", "Enable")) for n in nics if n.bdf in table]
     direct = [
@@ -269,14 +269,16 @@ def p2p_in_vm(host: HostFacts) -> Iterator[Finding]:
         return
     yield warn(
         "NIC and GPU",
-        "peer-to-peer in a guest, with ATS or ACS DirectTrans off",
+        "peer-to-peer in a guest, with ATS or ACS DirectTrans off"
+        if table
+        else "peer-to-peer in a guest, with the state of ATS and ACS not seen",
         "both on, or a data check that passes",
         fix="on the host: mlxconfig set ATS_ENABLED=1, DirectTrans on; verify with: kvops diagnose "
         "--probe integrity",
         persists=True,
         evidence=[
             host.lspci_evidence("ATSCtl/ACSCtl of NIC and switch ports"),
-            host.said("systemd-detect-virt"),
+            host.said("systemd-detect-virt") or host.meta_evidence("role", host.role),
         ],
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from kvops.diag.checks.driver import _uses_cm
 from kvops.diag.facts import Gid, GidUse, HostFacts, Port, attempt
 from kvops.diag.model import Evidence, Finding, Outcome, Skip, Unseen, fail, finding, info, warn
+from kvops.diag.parsers import rdma
 from kvops.diag.registry import Per, check
 from kvops.host import Sight
 
@@ -19,6 +20,9 @@ def fabric_routed(port: Port) -> bool:
     host = port.host
     netdev = port.netdev
     local = (attempt(lambda: netdev.addresses) or []) if netdev is not None else []
+    reachable = [a for a in local if not a.is_link_local]
+    if host.peers and not reachable and not any(gid.routable for gid in attempt(lambda: port.gids) or ()):
+        return True  # no subnet of our own here: every peer with a global address lies beyond one
     if host.peers and local:
         # A node is near if one of its rails is in our subnet: its other rails belong to our other ports.
         return not all(any(p in a.network for p in addresses for a in local) for _, addresses in host.peers)
@@ -116,6 +120,9 @@ def index_empty(use: GidUse) -> Iterator[Finding]:
     if refused:
         free = any(slot.empty for slot in gids)
         why = "; an old entry is still held by queue pairs" if free else "; the table is full"
+        said = attempt(lambda: rdma.parse_holders(host.command("rdma", "resource", "show", "qp"))) or {}
+        who = sorted(said.get((port.device.name, port.number), {}))
+        why += f" of {', '.join(who[:4])}" if free and who else ""
     yield fail(
         use.label,
         f"{use.variable}={use.index}, an empty slot{why}",
@@ -123,7 +130,11 @@ def index_empty(use: GidUse) -> Iterator[Finding]:
         fix=f"unset {use.variable} and restart the process"
         + ("; rdma resource show qp names the holders" if refused else ""),
         persists=True,
-        evidence=[*use.evidence(), *(host.log_evidence(line) for line in refused[:1])],
+        evidence=[
+            *use.evidence(),
+            *(host.log_evidence(line) for line in refused[:1]),
+            host.said("rdma", "resource", "show", "qp") if refused else None,
+        ],
     )
 
 
@@ -554,6 +565,7 @@ def _vlan(host: HostFacts, netdev: str) -> tuple[int, dict[str, str]] | None:
 )
 def vlan(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     found: dict[int | None, list[str]] = {}
+    seen: dict[int | None, list[Evidence]] = {}
     for host in nodes:
         for use in attempt(lambda: host.gid_uses) or ():
             gid = attempt(lambda: use.gid)
@@ -561,6 +573,8 @@ def vlan(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
                 continue
             tag = _vlan(host, gid.netdev)
             found.setdefault(tag[0] if tag else None, []).append(f"{host.name} {use.port.label}")
+            source = host.at(f"/proc/net/vlan/{gid.netdev}") if tag else host.at(gid.path)
+            seen.setdefault(tag[0] if tag else None, []).append(source)
             if tag is None:
                 continue
             trust = None
@@ -589,4 +603,5 @@ def vlan(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
             f"VLAN {usual if usual is not None else 'none'}, as {len(found[usual])} others",
             fix="put the interface into the same VLAN as its peers",
             persists=True,
+            evidence=[*seen[few][:4], *seen[usual][:1]],
         )

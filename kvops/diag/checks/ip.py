@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from kvops.diag.checks.gid import fabric_routed
 from kvops.diag.facts import HostFacts, Netdev, Port, Target, attempt
 from kvops.diag.model import Evidence, Finding, Outcome, Skip, Unseen, fail, finding, info, warn
-from kvops.diag.parsers import ip, proc, sysfs
+from kvops.diag.parsers import ip, proc, sysfs, tools
 from kvops.diag.registry import Per, check
 from kvops.host import Sight
 
@@ -453,12 +453,15 @@ def duplicate(host: HostFacts) -> Iterator[Finding]:
         result = attempt(lambda: host.result(*argv))
         if result is None:
             continue
+        answer = attempt(lambda: tools.parse_arping(result.stdout))
+        if answer is None:
+            continue
         seen = True
-        replies = re.search(r"Received (\d{1,6}) response", result.stdout, re.ASCII)
-        if replies and int(replies[1]) > 0:
+        replies, owners = answer
+        if replies:
             yield fail(
                 argv[-1],
-                f"{replies[1]} answers to a duplicate check",
+                f"{replies} answers to a duplicate check, from {', '.join(sorted(owners)[:4]) or 'somebody'}",
                 "none",
                 fix="change one of the two addresses",
                 persists=True,

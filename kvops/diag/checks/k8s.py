@@ -293,13 +293,13 @@ def rdma_netns_mode(host: HostFacts) -> Iterator[Finding]:
     fix="check the plugin's selectors and its log; driver.char_devices names what it misses",
 )
 def allocatable(host: HostFacts) -> Iterator[Finding]:
-    nodes = objects(host, "Node")
+    logs = list(host.argvs("kubectl", "logs"))
+    nodes = (attempt(lambda: objects(host, "Node")) or []) if logs else objects(host, "Node")
     own = [n for n in nodes if at(n, "metadata", "name") in (host.name, None)] or (
         nodes if len(nodes) == 1 else []
     )
     judged = 0
     physical = [d for d in attempt(lambda: host.devices_in_scope) or () if not d.is_virtual]
-    logs = list(host.argvs("kubectl", "logs"))
     for node in own:
         capacity = at(node, "status", "capacity")
         offered = at(node, "status", "allocatable")

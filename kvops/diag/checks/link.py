@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from kvops.diag.compare import Groups
 from kvops.diag.facts import HostFacts, Port, Target, attempt
 from kvops.diag.model import Finding, Outcome, Skip, Unseen, fail, finding, info, warn
-from kvops.diag.parsers import ethtool, rdma, sysfs
+from kvops.diag.parsers import ethtool, rdma, sysfs, tools
 from kvops.diag.registry import Per, check
 
 ACTIVE, LINK_UP = 4, 5
@@ -32,6 +33,20 @@ def siblings(port: Port) -> list[Port]:
         return []
     others = [p for p in port.host.ports if p is not port and p.active and not p.device.is_bond]
     return [p for p in others if attempt(lambda: p.device.text("board_id")) == board]
+
+
+def _mlxlink_argvs(port: Port) -> list[tuple[str, ...]]:
+    names = {port.device.name, port.netdev_name or "", port.device.pci.bdf if port.device.pci else ""}
+    return [argv for argv in port.host.argvs("mlxlink") if names & set(argv[1:])]
+
+
+def _mlxlink(port: Port) -> dict[str, str]:
+    """What mlxlink says of the port; nothing if it was not asked or refused."""
+    for argv in _mlxlink_argvs(port):
+        labels = attempt(lambda: tools.parse_mlxlink(port.host.command(*argv)))
+        if labels:
+            return labels
+    return {}
 
 
 @check(
@@ -75,6 +90,9 @@ def port_state(port: Port) -> Iterator[Finding]:
             else "check cable, optic, switch port"
         )
         cause = ""
+    advice = _mlxlink(port).get("recommendation", "")
+    if advice and advice != "No issue was observed":
+        cause += f"; the firmware says: {advice}"
     yield fail(
         port.label,
         f"{state[0]}: {state[1]}" + (f", {phys[0]}: {phys[1]}" if phys else "") + cause,
@@ -310,25 +328,25 @@ def symbol_errors(port: Port) -> Iterator[Finding]:
 )
 def ber(port: Port) -> Iterator[Finding]:
     host = port.host
-    names = [port.device.name, port.netdev_name or "", port.device.pci.bdf if port.device.pci else ""]
-    argvs = [argv for argv in host.argvs("mlxlink") if set(names) & set(argv)]
+    argvs = _mlxlink_argvs(port)
     if not argvs:
         raise Unseen(f"mlxlink of {port.label}", host.why_not("mlxlink"))
-    text = host.command(*argvs[0])
+    labels = tools.parse_mlxlink(host.command(*argvs[0]))
     for name, limit, severity in (
         ("Effective Physical BER", EFFECTIVE_BER_WARN, Outcome.WARN),
         ("Raw Physical BER", RAW_BER_FAIL, Outcome.FAIL),
     ):
-        match = re.search(rf"{name}\s*:\s*(\d{{1,9}}(?:\.\d{{1,9}})?(?:[eE][-+]?\d{{1,3}})?)", text, re.ASCII)
-        if match and float(match[1]) > limit:
+        value = labels.get(name.lower(), "")
+        rate = attempt(lambda: tools.parse_ber(value))  # "N/A" for minutes after a link came up
+        if rate is not None and rate > limit:
             yield finding(
                 severity,
                 port.label,
-                f"{name} {match[1]}",
+                f"{name} {value}",
                 f"at most {limit:g}",
                 fix="clean or replace cable and optic",
                 persists=True,
-                evidence=[host.said(*argvs[0], text=match[0])],
+                evidence=[host.said(*argvs[0], text=f"{name}: {value}")],
             )
 
 
@@ -465,36 +483,25 @@ def pkey_membership(port: Port) -> Iterator[Finding]:
     kind="X",
 )
 def ib_sl(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
-    levels: dict[str, list[str]] = {}
-    seen = False
+    levels = Groups()
     for host in nodes:
         if not any(port.is_infiniband for port in attempt(lambda: host.ports) or ()):
             continue
         for target in host.targets:
             environ = attempt(lambda: target.environ)
             if environ is not None:
-                seen = True
-                levels.setdefault(environ.get("MC_IB_SL", "0 (default)"), []).append(
-                    f"{host.name} {target.name}"
+                level = environ.get("MC_IB_SL", "0 (default)")
+                levels.add(
+                    level, f"{host.name} {target.name}", target.evidence("environ", f"MC_IB_SL={level}")
                 )
-    if not seen:
+    if not levels:
         raise Skip("no InfiniBand target")
-    yield from _odd_ones(levels, "MC_IB_SL", "export the same MC_IB_SL everywhere")
-
-
-def _odd_ones(groups: dict[str, list[str]], name: str, fix: str) -> Iterator[Finding]:
-    if len(groups) < 2:
-        return
-    usual = max(groups, key=lambda value: len(groups[value]))
-    for value, who in groups.items():
-        if value != usual:
-            yield warn(
-                ", ".join(who[:8]),
-                f"{name} {value}",
-                f"{usual}, as {len(groups[usual])} others",
-                fix=fix,
-                persists=True,
-            )
+    yield from levels.odd_ones(
+        Outcome.WARN,
+        says=lambda level: f"MC_IB_SL {level}",
+        fix=lambda usual: "export the same MC_IB_SL everywhere",
+        persists=True,
+    )
 
 
 def _bond_names(host: HostFacts) -> list[str]:

@@ -350,7 +350,6 @@ def hugepages(host: HostFacts) -> Iterator[Finding]:
     fix="reserve them at boot: hugepages=N on the command line",
 )
 def hugepage_fragmented(host: HostFacts) -> Iterator[Finding]:
-    memory = host.memory
     wanted: dict[str, int] = {}
     names = attempt(lambda: host.ls("/etc/sysctl.d")) or ()
     for path in ["/etc/sysctl.conf", *(f"/etc/sysctl.d/{name}" for name in names if name.endswith(".conf"))]:
@@ -364,9 +363,11 @@ def hugepage_fragmented(host: HostFacts) -> Iterator[Finding]:
             wanted["/proc/cmdline"] = int(match_[1])
     if not wanted:
         raise Skip("no huge pages were asked for")
-    if "HugePages_Total" not in memory:
-        raise Unseen("/proc/meminfo: HugePages_Total", Sight.ABSENT)
-    total = memory["HugePages_Total"]
+    source = "/proc/meminfo"
+    total = (attempt(lambda: host.memory) or {}).get("HugePages_Total")
+    if total is None:
+        source = "/proc/sys/vm/nr_hugepages"
+        total = host.number(source)
     path, most = max(wanted.items(), key=lambda item: item[1])
     if total < most:
         yield warn(
@@ -375,7 +376,7 @@ def hugepage_fragmented(host: HostFacts) -> Iterator[Finding]:
             f"{most}, asked for in {path}",
             fix=f"put hugepages={most} on the boot command line and reboot",
             persists=True,
-            evidence=[host.at(path), host.at("/proc/meminfo", f"HugePages_Total: {total}")],
+            evidence=[host.at(path), host.at(source, f"{total} huge pages")],
         )
 
 

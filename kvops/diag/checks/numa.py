@@ -255,7 +255,10 @@ def hugepage_balance(host: HostFacts) -> Iterator[Finding]:
                 f"/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages",
                 persists=False,
                 evidence=[
-                    host.at(f"/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/free_hugepages")
+                    *(
+                        host.at(f"/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/{name}")
+                        for name in ("free_hugepages", "nr_hugepages")
+                    )
                 ],
             )
             return

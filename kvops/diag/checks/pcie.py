@@ -142,9 +142,16 @@ def capacity(device: RdmaDevice) -> Iterator[Finding]:
     subject = f"{device.name} {function.bdf}"
     link = f"{speed:g} GT/s x{width} = {raw:.0f} Gbit/s raw"
     most_speed, most_width = function.link("max")
-    by_design = most_speed is not None and 0 < sysfs.pcie_gbps(most_speed, most_width) < rate
-    if by_design:
-        # The card itself cannot do more: several of its functions share one port (socket-direct, DGX Spark).
+    # Several functions of one card share the port (socket-direct, DGX Spark): each has a part of the lanes.
+    shares_port = any(
+        other is not device
+        and other.board_guid
+        and other.board_guid == device.board_guid
+        and other.pci is not None
+        and other.pci.bdf.rpartition(".")[0] != slot
+        for other in attempt(lambda: host.devices) or ()
+    )
+    if shares_port and most_speed is not None and 0 < sysfs.pcie_gbps(most_speed, most_width) < rate:
         yield info(subject, f"{link} for a port of {rate:g} Gbit/s, by the card's design", evidence=evidence)
     elif raw < rate * CAPACITY_MARGIN:
         yield finding(

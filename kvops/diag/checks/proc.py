@@ -7,8 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from kvops.diag.compare import Groups
 from kvops.diag.facts import HostFacts, Target, attempt
-from kvops.diag.model import Finding, Skip, Unseen, fail, info, warn
+from kvops.diag.model import Finding, Outcome, Skip, Unseen, fail, info, warn
 from kvops.diag.parsers.ip import parse_address
 from kvops.diag.registry import Per, check
 from kvops.host import Sight
@@ -271,10 +272,8 @@ def _engine_versions(host: HostFacts) -> dict[str, str]:
     for tool in ("pip", "pip3", "uv"):
         for argv in host.argvs(tool):
             text = attempt(lambda: host.command(*argv)) or ""
-            name = re.search(r"^Name:\s*(\S+)", text, re.MULTILINE)
-            version = re.search(r"^Version:\s*(\S+)", text, re.MULTILINE)
-            if name and version:
-                found[name[1].lower()] = version[1]
+            for package, number in re.findall(r"^Name:\s*(\S+)\nVersion:\s*(\S+)", text, re.MULTILINE):
+                found[package.lower()] = number
             for package, number in re.findall(
                 r"^(mooncake[\w-]*|sglang|vllm|kvops)(?:\s+|==)(\d\S*)", text, re.MULTILINE
             ):
@@ -292,24 +291,20 @@ def _engine_versions(host: HostFacts) -> dict[str, str]:
     kind="X",
 )
 def versions(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
-    packages: dict[str, dict[str, list[str]]] = {}
+    packages: dict[str, Groups] = {}
     for host in nodes:
         for name, version in _engine_versions(host).items():
-            packages.setdefault(name, {}).setdefault(version, []).append(host.name)
+            seen = host.said("pip3", "show") or host.said("pip")
+            packages.setdefault(name, Groups()).add(version, host.name, seen)
     if not packages:
         raise Unseen("pip show of the engines", nodes[0].why_not("pip", "pip3"))
     for name, found in packages.items():
-        if len(found) > 1:
-            usual = max(found, key=lambda v: (len(found[v]), v))
-            for version, who in found.items():
-                if version != usual:
-                    yield warn(
-                        ", ".join(who[:8]),
-                        f"{name} {version}",
-                        f"{usual}, as {len(found[usual])} others",
-                        fix=f"pip install {name}=={usual}",
-                        persists=True,
-                    )
+        yield from found.odd_ones(
+            Outcome.WARN,
+            says=lambda version: f"{name} {version}",
+            fix=lambda usual: f"pip install {name}=={usual}",
+            persists=True,
+        )
 
 
 _SLICE_ERROR = re.compile(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from kvops.diag.facts import HostFacts, Netdev, Port, attempt
 from kvops.diag.model import Evidence, Finding, Outcome, Skip, Unseen, fail, finding, info, warn
-from kvops.diag.parsers import ethtool, qos, rdma, sysfs
+from kvops.diag.parsers import ethtool, qos, rdma, sysfs, tools
 from kvops.diag.registry import Per, check
 from kvops.host import Sight
 
@@ -399,6 +399,20 @@ def cc_enabled(port: Port) -> Iterator[Finding]:
         raise Unseen(f"ecn/roce_np/enable/{priority} of {port.label}", host.why_not("mlxconfig"))
 
 
+def _programmable_cc(host: HostFacts, bdf: str) -> bool | None:
+    """
+    Whether the NIC runs programmable (RTT-based) congestion control; None if it has none. Raises Unseen.
+
+    The register says what is in force, the configuration what the next boot brings.
+    """
+    register = attempt(lambda: tools.parse_mlxreg(host.command("mlxreg", "-d", bdf, "PPCC")))
+    if register is not None and register.get("status", 0) == 0 and "value" in register:
+        return register["value"] != 0
+    config = rdma.parse_mlxconfig(host.command("mlxconfig", "-d", bdf))
+    value = (config.get("USER_PROGRAMMABLE_CC") or [""])[-1]
+    return value.startswith(("True", "1", "ENABLED")) if value else None
+
+
 @check(
     "qos.rtt_cc",
     title="RTT-based congestion control is as the site wants it, on all nodes",
@@ -421,15 +435,12 @@ def rtt_cc(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
             if device.pci is None or device.kind != "mlx5":
                 continue
             try:
-                config = rdma.parse_mlxconfig(host.command("mlxconfig", "-d", device.pci.bdf))
+                state = _programmable_cc(host, device.pci.bdf)
             except Unseen as unseen:
                 reason = unseen
                 continue
-            value = (config.get("USER_PROGRAMMABLE_CC") or [""])[-1]
-            if value:
-                states.setdefault(value.startswith(("True", "1", "ENABLED")), []).append(
-                    f"{host.name} {device.name}"
-                )
+            if state is not None:
+                states.setdefault(state, []).append(f"{host.name} {device.name}")
     if not states:
         if reason is not None:
             raise reason

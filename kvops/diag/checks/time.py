@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kvops.diag.facts import HostFacts, attempt
 from kvops.diag.model import Finding, Outcome, Unseen, finding, warn
-from kvops.diag.parsers import misc
+from kvops.diag.parsers import misc, sysfs
 from kvops.diag.registry import Per, check
 from kvops.host import Sight
 
@@ -82,6 +82,7 @@ def skew_nodes(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
             f"within {SPREAD_WARN_S * 1e3:.0f} ms",
             fix="chronyc makestep on both",
             persists=True,
+            evidence=[h.said("chronyc", "tracking") for h in nodes if h.name in (first, last)],
         )
 
 
@@ -95,7 +96,7 @@ def skew_nodes(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
 def clocksource(host: HostFacts) -> Iterator[Finding]:
     path = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
     unstable = attempt(lambda: host.log_lines(r"Marking clocksource 'tsc.*' as unstable"))
-    name = host.text(path).strip()
+    name = sysfs.parse_word(host.text(path))
     if host.is_bare_metal and name != "tsc" and not name.startswith("arch_sys"):
         yield warn(
             "clock source",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from kvops.diag.checks.iommu import domain_type
 from kvops.diag.facts import HostFacts, attempt
 from kvops.diag.model import Evidence, Finding, Outcome, Skip, Unseen, fail, finding, info, warn
-from kvops.diag.parsers import ip, misc
+from kvops.diag.parsers import ip
 from kvops.diag.registry import Per, check
 from kvops.host import Sight
 
@@ -313,28 +313,6 @@ def rail_connectivity(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
         raise Unseen("pings between rails (--probe icmp)", nodes[0].why_not("ping"))
 
 
-def _lldp(host: HostFacts) -> dict[str, tuple[str, str]]:
-    """Interface → (switch, port). Raises Unseen."""
-    argvs = host.argvs("lldpctl", "json") or host.argvs("lldpctl")
-    if not argvs:
-        raise Unseen("lldpctl -f json", host.why_not("lldpctl"))
-    document = misc.parse_json(host.command(*argvs[0]))
-    lldp = document.get("lldp") if isinstance(document, dict) else None
-    entries = lldp.get("interface") if isinstance(lldp, dict) else None
-    rows = entries if isinstance(entries, list) else [entries]
-    found: dict[str, tuple[str, str]] = {}
-    for row in rows:
-        for name, block in row.items() if isinstance(row, dict) else ():
-            chassis = block.get("chassis") if isinstance(block, dict) else None
-            port = block.get("port") if isinstance(block, dict) else None
-            if isinstance(chassis, dict) and chassis:
-                inner = chassis.get("name")
-                switch = str(inner.get("value") if isinstance(inner, dict) else inner or next(iter(chassis)))
-                ident = port.get("id") if isinstance(port, dict) else None
-                found[name] = (switch, str(ident.get("value") if isinstance(ident, dict) else ident or ""))
-    return found
-
-
 @check(
     "xnode.switch_ports",
     title="Each rail ends at its own switch, as planned",
@@ -351,7 +329,7 @@ def switch_ports(nodes: Sequence[HostFacts]) -> Iterator[Finding]:
     reason: Unseen | None = None
     for host in nodes:
         try:
-            table = _lldp(host)
+            table = host.lldp
         except Unseen as unseen:
             reason = unseen
             continue

@@ -45,9 +45,12 @@ NETDEVS_MAX = 512
 PCI_MAX = 4096
 GIDS_KEPT_EMPTY = 2  # empty slots kept after the last one in use
 TARGETS_MAX = 32
+NICS_MAX = 64  # functions and interfaces that are asked one by one
 FDS_MAX = 4096
 CPUS_MAX = 1024
 
+_PPCC_INDEX = "local_port=1,pnat=0,lp_msb=0,algo_slot=0,algo_param_index=0"
+_ENGINES = ("mooncake-transfer-engine", "lmcache", "sglang", "vllm")
 _TARGET_WORDS = re.compile(
     r"mooncake_(client|master|store)|mooncake\.store|transfer_engine|kvops\S* serve (store|master)|\bsglang\b|\bvllm\b"
 )
@@ -91,9 +94,13 @@ _PLAIN_FILES = (
     "/sys/fs/cgroup/memory.events",
     "/sys/fs/cgroup/pids.max",
     "/sys/fs/cgroup/hugetlb.2MB.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    "/sys/fs/cgroup/hugetlb/hugetlb.2MB.limit_in_bytes",
     "/etc/hosts",
     "/etc/sysctl.conf",
     "/etc/rc.local",
+    "/etc/kubernetes/kubelet-config.yaml",
+    "/opt/amazon/efa_installed_packages",
     "/var/lib/kubelet/config.yaml",
     "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
 )
@@ -110,12 +117,29 @@ _FOLDERS = (
     ("/proc/sys/net/ipv4/neigh/default", 0),
     ("/etc/sysctl.d", 0),
     ("/etc/udev/rules.d", 0),
+    ("/etc/systemd/system", 0),
+    ("/etc/networkd-dispatcher", 2),
+    ("/etc/libibverbs.d", 0),
+)
+# Folders of which only the names count: provider libraries.
+_NAMES_ONLY = (
+    "/usr/lib/x86_64-linux-gnu/libibverbs",
+    "/usr/lib/aarch64-linux-gnu/libibverbs",
+    "/usr/lib64/libibverbs",
+)
+_CGROUP_FILES = ("memory.max", "memory.events", "pids.max", "hugetlb.2MB.max")
+_CGROUP_FILES_V1 = (
+    ("memory", "memory.limit_in_bytes"),
+    ("hugetlb", "hugetlb.2MB.limit_in_bytes"),
+    ("pids", "pids.max"),
 )
 _MODULES = (
+    "efa",
     "ib_core",
     "ib_uverbs",
     "mlx5_core",
     "mlx5_ib",
+    "nv_peer_mem",
     "nvidia",
     "nvidia_peermem",
     "rdma_ucm",
@@ -139,6 +163,7 @@ _NETDEV_FILES = (
     "ecn/roce_np/cnp_dscp",
     "ecn/roce_np/cnp_802p_prio",
 )
+_PCI = "/sys/bus/pci/devices"
 _PCI_FILES = (
     "class",
     "vendor",
@@ -312,6 +337,8 @@ def run_all(snapshot: Snapshot, commands: Iterable[Sequence[str]], *, sample: in
         for answer in pool.map(run, todo):
             name = slug(answer["argv"]) + ".txt"
             out, err = answer.pop("out", b""), answer.pop("err", b"")
+            if answer["argv"][0] == "kubectl" and "json" in answer["argv"]:
+                out = without_secrets(out)
             if sample:
                 if (
                     not answer.get("missing")
@@ -329,7 +356,7 @@ def run_all(snapshot: Snapshot, commands: Iterable[Sequence[str]], *, sample: in
 
 def collect_pci(snapshot: Snapshot) -> tuple[list[str], list[str]]:
     """PCI functions; gives the addresses of RDMA-capable NICs and of GPUs."""
-    base = "/sys/bus/pci/devices"
+    base = _PCI
     snapshot.scope.add(base)
     nics: list[str] = []
     gpus: list[str] = []
@@ -498,6 +525,7 @@ def collect_target(snapshot: Snapshot, name: str, pid: int) -> None:
     for file in ("limits", "status", "cgroup", "maps", "numa_maps", "stat", "task/%d/children" % pid):
         snapshot.read(base + "/" + file)
     snapshot.read(base + "/io", rate=True)
+    _collect_cgroup(snapshot, base)
     try:
         words = [
             w.decode("utf-8", "replace") for w in read_bytes(base + "/cmdline", 1 << 17).split(b"\0") if w
@@ -537,6 +565,23 @@ def collect_target(snapshot: Snapshot, name: str, pid: int) -> None:
         _collect_log(snapshot, path)
 
 
+def _collect_cgroup(snapshot: Snapshot, base: str) -> None:
+    """The limits of a process' control group, and of those above it: the smallest one binds."""
+    text = (snapshot.files.get("root" + base + "/cgroup") or b"").decode("utf-8", "replace")
+    for line in text.splitlines()[:64]:
+        _, controllers, group = [*line.split(":", 2), "", ""][:3]
+        parts = [part for part in group.split("/") if part and part != ".."][:16]
+        for depth in range(len(parts) + 1):
+            below = "".join("/" + part for part in parts[:depth])
+            if controllers:
+                for controller, name in _CGROUP_FILES_V1:
+                    if controller in controllers.split(","):
+                        snapshot.read(f"/sys/fs/cgroup/{controllers}{below}/{name}")
+            else:
+                for name in _CGROUP_FILES:
+                    snapshot.read(f"/sys/fs/cgroup{below}/{name}", rate=name == "memory.events")
+
+
 def _collect_log(snapshot: Snapshot, path: str) -> None:
     """The last part of a log."""
     snapshot.scope.add(path)
@@ -553,18 +598,21 @@ def _collect_log(snapshot: Snapshot, path: str) -> None:
 def _commands(
     devices: Sequence[str], netdevs: Sequence[str], nics: Sequence[str], gpus: Sequence[str]
 ) -> list[tuple[str, ...]]:
+    """Programs that answer at once."""
     commands: list[tuple[str, ...]] = [
         ("ip", "addr", "show"),
         ("ip", "route", "show", "table", "all"),
         ("ip", "rule", "show"),
         ("ip", "neigh", "show"),
         ("ip", "-d", "link", "show"),
+        ("tc", "-s", "qdisc", "show"),
         ("dmesg",),
         ("chronyc", "-c", "tracking"),
         ("timedatectl", "show", "-p", "NTPSynchronized"),
         ("systemd-detect-virt",),
         ("nft", "list", "ruleset"),
         ("iptables", "-S"),
+        ("ip6tables", "-S"),
         ("lspci", "-D", "-vvv"),
     ]
     if devices:
@@ -575,17 +623,15 @@ def _commands(
             ("ibv_devices",),
             ("ibv_devinfo", "-v"),
             ("ldconfig", "-p"),
+            ("ucx_info", "-d"),
             ("devlink", "health", "show"),
             ("lldpctl", "-f", "json"),
         ]
         commands += [("modinfo", module) for module in ("mlx5_core", "mlx5_ib", "ib_core")]
-        for bdf in nics[:64]:
-            commands += [
-                ("devlink", "dev", "param", "show", "pci/" + bdf),
-                ("devlink", "dev", "eswitch", "show", "pci/" + bdf),
-            ]
-            commands.append(("mlxconfig", "-d", bdf, "-e", "q"))
-        for name in netdevs[:64]:
+        for bdf in nics[:NICS_MAX]:
+            commands += [("devlink", "dev", what, "show", "pci/" + bdf) for what in ("param", "eswitch")]
+            commands.append(("devlink", "dev", "info", "pci/" + bdf))
+        for name in netdevs[:NICS_MAX]:
             commands += [("ethtool", flag, name) for flag in ("-i", "-a", "-k", "--show-fec", "--show-eee")]
             commands += [
                 ("mlnx_qos", "-i", name),
@@ -598,6 +644,8 @@ def _commands(
             ]
     elif netdevs:
         commands += [("ethtool", "-i", name) for name in netdevs[:16]]
+    if any(device.startswith(("efa", "rdmap")) for device in devices):
+        commands.append(("fi_info", "-p", "efa"))
     if gpus:
         commands += [
             ("nvidia-smi", "-q", "-d", "MEMORY"),
@@ -607,6 +655,97 @@ def _commands(
     if shutil.which("ovs-vsctl"):
         commands += [("ovs-vsctl", "get", "Open_vSwitch", ".", "other_config"), ("ovs-vsctl", "show")]
     return commands
+
+
+def _slow_commands(nics: Sequence[str], mellanox: Sequence[str], engines: bool) -> list[tuple[str, ...]]:
+    """
+    Programs that take a second or more: those that talk to the firmware of a NIC, to the cluster or read a
+    package list. They run while the window passes. All of them only read.
+    """
+    commands: list[tuple[str, ...]] = []
+    for bdf in [bdf for bdf in nics if bdf in mellanox][:NICS_MAX]:
+        commands += [
+            ("mlxconfig", "-d", bdf, "-e", "q"),
+            ("mlxlink", "-d", bdf, "-c"),
+            ("mstflint", "-d", bdf, "q"),
+            ("mlxreg", "-d", bdf, "--reg_name", "PPCC", "--get", "--indexes", _PPCC_INDEX),
+        ]
+    if engines:
+        commands.append(("pip3", "show", *_ENGINES))
+    return commands + _kubectl()
+
+
+def _kubectl() -> list[tuple[str, ...]]:
+    """What the cluster says of this node, if this user may ask it; one entry that says so if kubectl is missing."""
+    node = ("kubectl", "get", "node", platform.node(), "-o", "json", "--request-timeout=3s")
+    if shutil.which("kubectl") is None:
+        return [node]
+    config = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
+    if not os.path.exists(config.split(":")[0]) and not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return []  # without a cluster to ask kubectl tries localhost:8080: nothing that would be evidence
+    mine = "--field-selector=spec.nodeName=" + platform.node()
+    asked: list[tuple[str, ...]] = [("pods", "-A", mine)]
+    asked += [(kind, "-A") for kind in ("net-attach-def", "sriovnetworknodestates", "networkpolicy", "ds")]
+    return [node, *(("kubectl", "get", *words, "-o", "json", "--request-timeout=3s") for words in asked)]
+
+
+def _follow_ups(snapshot: Snapshot) -> list[tuple[str, ...]]:
+    """Programs that are worth running because of what others said."""
+    commands: list[tuple[str, ...]] = []
+    said = snapshot.commands.get("dmesg.txt", {})
+    if said.get("missing") or said.get("rc") != 0:
+        commands.append(("journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic", "-n", "20000"))
+    log = snapshot.files.get("cmd/dmesg.txt") or b""
+    if b"unable to add gid" in log[-LOG_BYTES_MAX:]:
+        commands.append(("rdma", "resource", "show", "qp"))  # names who holds the old entry
+    for name, entry in snapshot.commands.items():
+        if entry["argv"][:3] == ["kubectl", "get", "ds"]:
+            for space, daemon in _device_plugins(snapshot.files.get("cmd/" + name) or b""):
+                commands.append(("kubectl", "logs", "-n", space, "ds/" + daemon, "--tail=100"))
+    return commands
+
+
+def _device_plugins(data: bytes) -> list[tuple[str, str]]:
+    """(namespace, name) of the DaemonSets that hand out RDMA devices."""
+    try:
+        items = json.loads(data).get("items", [])
+        names = [(str(i["metadata"]["namespace"]), str(i["metadata"]["name"])) for i in items]
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        return []
+    return [pair for pair in names if re.search(r"rdma-shared|sriov.*device-plugin|efa.*plugin", pair[1])][:4]
+
+
+def without_secrets(data: bytes) -> bytes:
+    """
+    Kubernetes objects without what may be secret: values of variables (but those that steer engines), words of
+    command lines that look it, and the copies that kubectl keeps in annotations. What is no JSON becomes empty.
+    """
+
+    def cleaned(value: Any, depth: int) -> Any:
+        if depth > 64:
+            return None
+        if isinstance(value, list):
+            return [cleaned(item, depth + 1) for item in value]
+        if not isinstance(value, dict):
+            return value
+        kept: dict[str, Any] = {}
+        for key, item in value.items():
+            if key == "env" and isinstance(item, list):
+                kept[key] = [e for e in item if isinstance(e, dict) and _steers(str(e.get("name")))]
+            elif key in ("args", "command") and isinstance(item, list):
+                kept[key] = _masked([str(word) for word in item])
+            elif key not in ("managedFields", "kubectl.kubernetes.io/last-applied-configuration"):
+                kept[key] = cleaned(item, depth + 1)
+        return kept
+
+    try:
+        return json.dumps(cleaned(json.loads(data), 0)).encode()
+    except (ValueError, RecursionError):
+        return b""
+
+
+def _steers(name: str) -> bool:
+    return bool(_KEPT_VARIABLES.match(name)) and not _SECRET_WORD.search(name)
 
 
 def _role() -> str:
@@ -632,7 +771,7 @@ def _system() -> str:
     return platform.system()
 
 
-PROBES = ("icmp", "mtu", "tcp")
+PROBES = ("icmp", "mtu", "tcp", "arp", "cloud")
 PROBE_PAIRS_MAX = 256
 MTU_LADDER = (512, 1024, 2048, 4096)  # path MTUs; 104 bytes of headers make 4200 of the last
 LADDER_HEADERS = 104
@@ -653,6 +792,17 @@ def probe_commands(
                     ("ping", "-M", "do", "-c", "1", "-W", "1", "-s", s, "-I", netdev, peer) for s in sizes
                 ]
     return commands[:PROBE_PAIRS_MAX]
+
+
+def arp_commands(addresses: bytes, wires: Sequence[str]) -> list[tuple[str, ...]]:
+    """A duplicate address check of each own IPv4 address: two broadcasts an address, nobody's table changes."""
+    commands: list[tuple[str, ...]] = []
+    pattern = rb"^ +inet (\d+\.\d+\.\d+\.\d+)/\d+ .*?(\S+)$"
+    for address, netdev in re.findall(pattern, addresses, re.MULTILINE):
+        name = netdev.decode("utf-8", "replace")
+        if name in wires:
+            commands.append(("arping", "-D", "-c", "2", "-w", "3", "-I", name, address.decode("ascii")))
+    return commands[:NICS_MAX]
 
 
 def probe_tcp(addresses: Sequence[str], timeout_s: float = 2.0) -> list[dict[str, Any]]:
@@ -735,7 +885,11 @@ def collect(
     snapshot.scope.add("/dev/infiniband")
     nodes = _device_nodes(snapshot)
     wires = [name for name in netdevs if (f"/sys/class/net/{name}/device") in snapshot.links]
+    for folder in _NAMES_ONLY:
+        snapshot.scope.add(folder)
+        snapshot.files.update({f"root{folder}/{name}": b"" for name in listed(folder)[:64]})
     run_all(snapshot, _commands(devices, wires if devices else netdevs, nics, gpus))
+    run_all(snapshot, _follow_ups(snapshot))
     snapshot.rate_commands = [("ethtool", "-S", name) for name in wires[:64]] if devices else []
     snapshot.rate_commands.append(("nstat", "-az", "TcpExtIPReversePathFilter"))
     if shutil.which("ovs-appctl"):
@@ -743,13 +897,23 @@ def collect(
     run_all(snapshot, snapshot.rate_commands)
     if probes and peers:
         run_all(snapshot, probe_commands(probes, wires or netdevs, peers))
+    if "arp" in probes:
+        run_all(snapshot, arp_commands(snapshot.files.get("cmd/ip_addr_show.txt") or b"", wires or netdevs))
+    if "cloud" in probes:
+        run_all(snapshot, [("aws", "ec2", "describe-security-groups", "--output", "json")])
     records = probe_tcp(tcp) if "tcp" in probes else []
     samples: list[dict[str, Any]] = [{"id": "t0", "t": time.monotonic()}]
     for path in snapshot.rates:  # read again, close together: the first reading may be seconds old by now
         with contextlib.suppress(OSError):
             snapshot.files["root" + path] = read_bytes(path, FILE_BYTES_MAX)
+    mellanox = [
+        bdf for bdf in nics if snapshot.files.get(f"root{_PCI}/{bdf}/vendor", b"").strip() == b"0x15b3"
+    ]
+    begun = time.monotonic()
+    run_all(snapshot, _slow_commands(nics if devices else (), mellanox, bool(targets)))
+    run_all(snapshot, [argv for argv in _follow_ups(snapshot) if argv[0] == "kubectl"])
     if window_s > 0:
-        time.sleep(window_s)
+        time.sleep(max(window_s - (time.monotonic() - begun), 0.0))
         samples.append({"id": "t1", "t": time.monotonic()})
         _second_sample(snapshot, devices)
     samples = [{"id": s["id"], "t": round(float(s["t"]) - float(samples[0]["t"]), 3)} for s in samples]

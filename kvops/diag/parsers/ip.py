@@ -114,10 +114,10 @@ _ROUTE_KINDS = frozenset(
 )
 
 
-def parse_routes(text: str, *, table: str = "main") -> list[Route]:
+def parse_routes(text: str, *, table: str = "main", device: str = "") -> list[Route]:
     """
     Read ``ip route show`` (with or without ``table all``); ``nexthop`` lines belong to the route above
-    them.
+    them. Asked for one ``device``, it leaves that out of its lines.
     """
     routes: list[Route] = []
     for line in text.splitlines():
@@ -149,7 +149,7 @@ def parse_routes(text: str, *, table: str = "main") -> list[Route]:
             Route(
                 network,
                 kind,
-                options.get("dev", ""),
+                options.get("dev", device),
                 options.get("via", ""),
                 options.get("src", ""),
                 options.get("table", table),
@@ -198,8 +198,8 @@ class Neighbour:
     state: str
 
 
-def parse_neighbours(text: str) -> list[Neighbour]:
-    """Read ``ip neigh show``."""
+def parse_neighbours(text: str, *, device: str = "") -> list[Neighbour]:
+    """Read ``ip neigh show``; asked for one ``device``, it leaves that out of its lines."""
     neighbours = []
     for line in text.splitlines():
         words = line.split()
@@ -208,7 +208,7 @@ def parse_neighbours(text: str) -> list[Neighbour]:
             continue
         options = dict(itertools.pairwise(words))
         neighbours.append(
-            Neighbour(address, options.get("dev", ""), options.get("lladdr", ""), words[-1].upper())
+            Neighbour(address, options.get("dev", device), options.get("lladdr", ""), words[-1].upper())
         )
     return neighbours
 

@@ -60,12 +60,19 @@ def parse_environ(text: str) -> dict[str, str]:
 
 
 def parse_modules(text: str) -> dict[str, str]:
-    """Read /proc/modules as name → the rest of the line."""
-    return {
-        line.split()[0].replace("-", "_"): line.partition(" ")[2]
-        for line in text.splitlines()
-        if line.split()
-    }
+    """
+    Read /proc/modules (``mlx5_core 2768896 1 mlx5_ib, Live 0x0``) as name → the rest of the line.
+
+    Raises:
+        ParseError: There are lines, and none has that form.
+    """
+    rows = [
+        re.match(r"([A-Za-z][\w-]{0,63}) (\d{1,12} \d{1,6} .*)", line, re.ASCII) for line in text.splitlines()
+    ]
+    modules = {row[1].replace("-", "_"): row[2] for row in rows if row is not None}
+    if rows and not modules:
+        raise bad("/proc/modules", text)
+    return modules
 
 
 def parse_size(text: str) -> int:

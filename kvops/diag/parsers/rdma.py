@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field
 
@@ -57,6 +58,25 @@ def parse_resources(text: str) -> dict[str, dict[str, int]]:
             pairs = re.findall(r"([a-z_]+) (\d{1,15})\b", match[2], re.ASCII)
             devices[match[1]] = {name: int(count) for name, count in pairs}
     return devices
+
+
+def parse_holders(text: str) -> dict[tuple[str, int], dict[str, int]]:
+    """
+    Read ``rdma resource show qp``: (device, port) → who holds queue pairs there → how many.
+
+    A line is ``link mlx5_0/1 lqpn 512 type RC state RTS … pid 991 comm engine``; the kernel's own have no pid.
+    """
+    holders: dict[tuple[str, int], dict[str, int]] = {}
+    for line in text.splitlines():
+        match = re.match(r"(?:link|\d+/\d+:) ?([^/\s]+)/(\d{1,3}) (.*)", line, re.ASCII)
+        if match is None:
+            continue
+        words = match[3].split()
+        options = dict(itertools.pairwise(words))
+        who = options.get("comm", "kernel") + (f" (pid {options['pid']})" if "pid" in options else "")
+        counts = holders.setdefault((match[1], int(match[2])), {})
+        counts[who] = counts.get(who, 0) + 1
+    return holders
 
 
 def parse_system(text: str) -> dict[str, str]:

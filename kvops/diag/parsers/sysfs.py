@@ -29,6 +29,19 @@ def parse_int(text: str) -> int:
     return int(word, 16 if "x" in word.lower() else 10)
 
 
+def parse_word(text: str) -> str:
+    """
+    Read a file that holds one name, such as ``performance`` or ``tsc``.
+
+    Raises:
+        ParseError: It is no single word of letters, digits, ``-``, ``_`` and ``.`` that starts with a letter.
+    """
+    word = text.strip()
+    if not re.fullmatch(r"[A-Za-z][\w.-]{0,63}", word, re.ASCII):
+        raise bad("name", text)
+    return word
+
+
 def parse_enum(text: str) -> tuple[int, str]:
     """Read ``"4: ACTIVE"`` as ``(4, "ACTIVE")``."""
     match = re.fullmatch(r"\s*(\d{1,3}):\s*([^\n]{1,40}?)\s*", text, re.ASCII)

@@ -1,0 +1,1 @@
+"""What an operator types for each check: data of the playbooks, one file a family."""
