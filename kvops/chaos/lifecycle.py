@@ -199,18 +199,6 @@ class Injection:
         assert self.experiment is not None
         me = identify(os.getpid())
         assert me is not None
-<<<<<<< HEAD
-        write_lease(self.experiment, lease_s=self.lease_s + ARM_TIMEOUT_S)  # it has to start first
-        self._guardian = arm(
-            Orders(
-                folder=str(self.experiment.folder),
-                runner=picture.Process(pid=me.pid, started_ticks=me.started_ticks, boot_id=me.boot_id),
-                deadline_boot_ms=boot_ms() + int(self.deadline_s * 1000),
-                undo=self._steps,
-                scope=self.scope,
-                before=self._before,
-            )
-=======
         write_lease(self.experiment, lease_s=self.lease_s)
         orders = Orders(
             folder=str(self.experiment.folder),
@@ -219,8 +207,10 @@ class Injection:
             undo=self._steps,
             scope=self.scope,
             before=self._before,
->>>>>>> 0c30831b7d272130f9a68962d783b6e3c49ff2eb
         )
+        # On a busy machine a guardian takes longer to start than a short lease lasts.
+        self._guardian = self._beating(lambda: arm(orders))
+        write_lease(self.experiment, lease_s=self.lease_s)
         self._enter(
             State.GUARDED,
             detail=f"guardian {self._guardian.pid}",
