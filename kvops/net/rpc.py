@@ -40,6 +40,11 @@ CODES: Final[dict[type[KvopsError], grpc.StatusCode]] = {
     errors.AlreadyRunning: _CODE.ALREADY_EXISTS,
     errors.StartFailed: _CODE.FAILED_PRECONDITION,
     errors.LeftBehind: _CODE.ABORTED,
+    errors.Dirty: _CODE.ABORTED,
+    errors.NotInjected: _CODE.FAILED_PRECONDITION,
+    errors.FaultNotApplied: _CODE.FAILED_PRECONDITION,
+    errors.Aborted: _CODE.ABORTED,
+    errors.Unsupported: _CODE.UNIMPLEMENTED,
     errors.WireError: _CODE.DATA_LOSS,
 }
 """Every class of ours and the code it travels under; its name goes with it, so the way back is exact."""

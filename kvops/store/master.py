@@ -58,7 +58,7 @@ from kvops.store.replication import ACK, Replication
 from kvops.store.snapshot import Snapshot
 from kvops.store.standby import Standby
 from kvops.store.streams import Streams
-from kvops.store.term import TERM_MAX, note_term, raise_term, read_term
+from kvops.store.term import TERM_MAX, first_term, note_term, raise_term, read_term
 
 SWITCH_INTERVAL_S: Final = 0.0005  # for other threads (scrapes, the journal) to give the GIL back to the loop
 SPIN_S: Final = 200e-6  # as long as a caller that slept takes to wake up
@@ -509,7 +509,9 @@ class Master:
             control=self._addresses["control"],
             host=self.config.host,
         )
-        election = Election(claim, ttl_s=self.config.etcd_ttl_s, term_min=read_term(self._state_dir))
+        election = Election(
+            claim, ttl_s=self.config.etcd_ttl_s, term_min=read_term(self._state_dir) or first_term()
+        )
         self._coordinator = Coordinator(
             keys,
             election,

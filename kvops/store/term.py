@@ -8,6 +8,7 @@ start is younger than any of an earlier one, whatever was in flight when that en
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from kvops.errors import ConfigError, Refused
 from kvops.store.model import GENERATION_SEQUENCE_BITS
 
 TERM_MAX: Final = (1 << 64 - GENERATION_SEQUENCE_BITS) - 1
+EPOCH_S: Final = 1_704_067_200  # 2024-01-01
 _FILE: Final = "term.json"
 
 
@@ -48,6 +50,16 @@ def read_term(state_dir: Path) -> int:
     return stored.term
 
 
+def first_term() -> int:
+    """
+    Below the first term of a state directory without one: minutes since 2024, which last for 31 years.
+
+    The directory may have been lost while stores were away that have seen its terms: counting from one, a store
+    that comes back later would hold generations that are being given a second time.
+    """
+    return max(0, int(time.time()) - EPOCH_S) // 60
+
+
 def raise_term(state_dir: Path, at_least: int = 0) -> int:
     """
     Begin a new term. It is on disk before this returns; takes a disk's time, so never on the loop.
@@ -63,7 +75,7 @@ def raise_term(state_dir: Path, at_least: int = 0) -> int:
         ConfigError: The file cannot be read or written.
         Refused: There are no terms left.
     """
-    term = max(read_term(state_dir) + 1, at_least)
+    term = max(read_term(state_dir) or first_term(), at_least - 1) + 1
     if term > TERM_MAX:
         raise Refused(
             f"term {term} is beyond {TERM_MAX}", fix="start a new group: this one's generations are used up"

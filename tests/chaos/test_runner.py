@@ -14,7 +14,7 @@ import pytest
 
 import kvops
 from kvops.chaos.experiment import Experiment, parse
-from kvops.chaos.history import End, EventKind, read_run
+from kvops.chaos.history import End, read_run
 from kvops.chaos.ledger import Book
 from kvops.chaos.runner import Options, one_at_a_time, run, within
 from kvops.chaos.suite import run_judged
@@ -93,13 +93,8 @@ def test_a_store_that_hangs(options: Options) -> None:
     assert len(window.proof) >= 2
     assert not judged.safety, judged.reasons
     assert judged.verdict in (RunVerdict.PASS, RunVerdict.UNKNOWN, RunVerdict.FAIL)
-    assert {one.checker.id for one in judged.checkers if one.result.verdict == "valid"} >= {
-        "S1",
-        "S2",
-        "S5",
-        "S8",
-    }
-    assert any(event.kind == EventKind.STORE_READY for event in record.events) or record.events
+    assert {one.checker.id for one in judged.checkers if one.result.verdict == "valid"} >= {"S1", "S5", "S8"}
+    assert record.events, "somebody noticed: a breaker, or the master"
     assert not Book(options.state_dir).dirty()
     assert json.loads((ran.folder / "report.json").read_text())["verdict"] == judged.verdict.value
     assert (ran.folder / "report.html").stat().st_size > 1_000

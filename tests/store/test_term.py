@@ -13,10 +13,19 @@ from kvops.store.term import TERM_MAX, raise_term, read_term
 def test_every_start_has_a_term_of_its_own(tmp_path: Path) -> None:
     """Terms begin at 1 and only grow, beyond whatever others were seen to use."""
     assert read_term(tmp_path) == 0
-    assert [raise_term(tmp_path), raise_term(tmp_path)] == [1, 2]
-    assert raise_term(tmp_path, at_least=9) == 9
-    assert raise_term(tmp_path, at_least=5) == 10
-    assert read_term(tmp_path) == 10
+    first = raise_term(tmp_path)
+    assert raise_term(tmp_path) == first + 1
+    assert raise_term(tmp_path, at_least=first + 8) == first + 8
+    assert raise_term(tmp_path, at_least=5) == first + 9
+    assert read_term(tmp_path) == first + 9
+
+
+def test_a_directory_that_was_lost_gives_no_term_twice(tmp_path: Path) -> None:
+    """A store that was away when the terms were lost comes back with generations of before: none is given again."""
+    before = raise_term(tmp_path)
+    (tmp_path / "term.json").unlink()
+
+    assert raise_term(tmp_path) >= before > 1_000_000
 
 
 @given(content=st.binary())
@@ -42,10 +51,10 @@ def test_terms_that_cannot_be(tmp_path: Path, content: str) -> None:
 
 def test_an_unfinished_write_changes_nothing(tmp_path: Path) -> None:
     """A crash before the new file was put in place leaves the old term, and the next start works."""
-    raise_term(tmp_path, at_least=7)
+    term = raise_term(tmp_path)
     (tmp_path / "term.json.new").write_bytes(b'{"sch')
 
-    assert raise_term(tmp_path) == 8
+    assert raise_term(tmp_path) == term + 1
 
 
 def test_there_is_a_last_term(tmp_path: Path) -> None:

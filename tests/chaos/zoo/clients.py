@@ -20,6 +20,7 @@ from kvops.transfer.layout import ObjectHeader
 
 PATIENCE_MS = 5_000
 STORM = 32
+TROUBLE = (Reason.TIMEOUT, Reason.STORE_DOWN, Reason.BREAKER_OPEN)
 
 
 class Proxy:
@@ -142,7 +143,7 @@ class _Panic(Proxy):
         self, keys: Sequence[str], buffers: Sequence[Any], *, deadline_ms: int | None = None
     ) -> list[Outcome]:
         outcomes = list(self.pool.batch_get_into(keys, buffers, deadline_ms=deadline_ms))
-        if not all(one.ok for one in outcomes):
+        if any(one.reason in TROUBLE for one in outcomes):
             self._until = time.monotonic() + 30
         return outcomes
 
@@ -180,7 +181,7 @@ class _Metastable(Proxy):
 
 
 def metastable(**options: object) -> Any:
-    """Once something went wrong it is slow for ever."""
+    """Once a breaker was open it is slow for ever."""
     return _Metastable(connect_pool(**options))
 
 
