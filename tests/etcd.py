@@ -75,9 +75,16 @@ def authority(folder: Path, name: str) -> tuple[Path, Path, Path]:
 
 
 class EtcdCluster:
-    """Members by number; ``endpoints`` in the same order. With ``tls`` clients must know its ``ca``."""
+    """
+    Members by number; ``endpoints`` in the same order.
 
-    def __init__(self, *, members: int = 3, election_ms: int = 250, tls: bool = False) -> None:
+    With ``tls`` clients must know its ``ca``; with ``everywhere`` clients may use any address of loopback.
+    """
+
+    def __init__(
+        self, *, members: int = 3, election_ms: int = 250, tls: bool = False, everywhere: bool = False
+    ) -> None:
+        self._listen = "0.0.0.0" if everywhere else "127.0.0.1"
         self.base = Path(tempfile.mkdtemp(prefix="kvops-etcd-"))
         self._scheme = "https" if tls else "http"
         self._context: ssl.SSLContext | None = None
@@ -100,13 +107,14 @@ class EtcdCluster:
         assert ETCD is not None
         peers = ",".join(f"e{at}=http://127.0.0.1:{port}" for at, port in enumerate(self._peer))
         client = f"{self._scheme}://127.0.0.1:{self._client[number]}"
+        listen = client.replace("127.0.0.1", self._listen)
         peer = f"http://127.0.0.1:{self._peer[number]}"
         log = (self.base / f"e{number}.log").open("ab")
         with log:
             return subprocess.Popen(
                 [
                     *(ETCD, "--name", f"e{number}", "--data-dir", str(self.base / f"e{number}")),
-                    *("--listen-client-urls", client, "--advertise-client-urls", client),
+                    *("--listen-client-urls", listen, "--advertise-client-urls", client),
                     *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
                     *("--initial-cluster", peers, "--initial-cluster-token", self.base.name),
                     *("--heartbeat-interval", str(self._election_ms // 5)),

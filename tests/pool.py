@@ -88,18 +88,26 @@ class LocalPool:
     """
 
     def __init__(
-        self, *, stores: int = 3, masters: int = 1, etcd: list[str] | None = None, ttl_s: int = 1
+        self,
+        *,
+        stores: int = 3,
+        masters: int = 1,
+        etcd: list[str] | list[list[str]] | None = None,  # for all masters, or for each its own
+        ttl_s: int = 1,
     ) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="kvops-"))  # short: it holds Unix sockets
         self.secret_file = self.base / "secret"
         write_private(self.secret_file, os.urandom(32).hex().encode())
         common = {"group": "local", "secret_file": str(self.secret_file)}
-        several = {"etcd": etcd, "etcd_ttl_s": ttl_s} if etcd else {}
+        of_each = [etcd if isinstance(etcd[0], str) else etcd[i] for i in range(masters)] if etcd else []
         self.masters = [
             Member(
                 f"master-{i}",
                 "master",
-                common | self._paths(f"master-{i}") | several | {"name": f"master-{i}", "host": f"host-{i}"},
+                common
+                | self._paths(f"master-{i}")
+                | ({"etcd": of_each[i], "etcd_ttl_s": ttl_s} if etcd else {})
+                | {"name": f"master-{i}", "host": f"host-{i}"},
             )
             for i in range(masters)
         ]

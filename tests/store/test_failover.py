@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,7 +19,7 @@ from kvops.store.client import Pool
 from kvops.store.control import ControlClient
 from kvops.store.model import MasterStatus, Reason
 from tests.etcd import EtcdCluster, needs_etcd
-from tests.pool import LocalPool, Member, until
+from tests.pool import ROOT, LocalPool, Member, until
 
 pytestmark = [needs_etcd, pytest.mark.timeout(120)]
 DATA = os.urandom(4_096)
@@ -212,3 +215,26 @@ def test_a_group_that_etcd_does_not_know_is_a_miss_in_time(pool: LocalPool, etcd
     client = pool.connect(address=f"etcd://{etcd.endpoints[0]}/nobody", deadline_ms=200)
 
     assert client.put("k", DATA).reason in (Reason.MASTER_DOWN, Reason.TIMEOUT)
+
+
+@pytest.mark.parametrize("direction", ["requests", "answers"])
+def test_a_leader_cut_off_from_etcd_in_one_direction_stops_by_itself(direction: str) -> None:
+    """Clients and stores still reach it: it must not lead on, and another one keeps all that it acknowledged."""
+    if os.getuid() != 0 or not (shutil.which("nft") and shutil.which("ip")):
+        pytest.skip("needs root, and nft and ip: apt-get install nftables iproute2")
+    namespace = f"kvops-cut-{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", namespace], check=True)
+    try:
+        subprocess.run(["ip", "-n", namespace, "link", "set", "lo", "up"], check=True)
+        scenario = [sys.executable, "-m", "tests.store.cut_scenario", direction]
+        done = subprocess.run(
+            ["ip", "netns", "exec", namespace, *scenario],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=110,
+        )
+        assert done.returncode == 0, done.stderr[-2_000:]
+    finally:
+        subprocess.run(["ip", "netns", "delete", namespace], check=True)
