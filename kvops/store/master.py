@@ -901,7 +901,11 @@ class Master:
         if self._coordinator is not None and self._replication is None:
             seen = self._coordinator.election.seen
             if seen.trouble:
-                fix = f"etcdctl del /kvops/{self.config.group}/leader" if seen.taken else "kvops status"
+                fix = "it is written anew by the next leader"
+                if seen.taken and seen.leader is None:
+                    fix = f"etcdctl del /kvops/{self.config.group}/leader"
+                elif seen.members is None and seen.members_revision:
+                    fix = f"kvops master promote {self.config.name} --force in-sync, when nobody leads"
                 troubles.append(Trouble(code="etcd_damaged", text=seen.trouble, fix=fix))
             if follower is not None and (error := follower.trouble) is not None and seen.leader is not None:
                 troubles.append(Trouble(code="cannot_follow", text=error.what, fix=error.fix))
