@@ -23,3 +23,28 @@ def test_millions_of_new_objects_cause_no_full_collection() -> None:
 
     assert answer.stdout.split() == ["0", "True", "True"]
     assert gc.isenabled()
+
+
+def test_a_sweep_frees_cycles_of_any_age() -> None:
+    """What was settled, or has grown old since, is freed all the same: a standby's former directories are such."""
+    code = """
+import gc, weakref
+from kvops import collector
+class Cycle:
+    def __init__(self): self.own = self
+before = Cycle(); refs = [weakref.ref(before)]
+collector.settle()
+after = Cycle(); refs.append(weakref.ref(after))
+gc.collect(0); gc.collect(1)
+del before, after
+gc.collect(1)
+assert all(ref() is not None for ref in refs), "young collections leave them"
+collector.sweep()
+assert all(ref() is None for ref in refs)
+assert gc.get_freeze_count() > 0 and gc.get_threshold()[2] == collector.NEVER
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=False, text=True, timeout=30
+    )
+
+    assert done.returncode == 0, done.stderr

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
+from queue import Queue
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from kvops.cli import options
 from kvops.cli.clients import control_client
-from kvops.cli.context import resolve
+from kvops.cli.context import Target, resolve
 from kvops.cli.interrupt import ends_quietly
 from kvops.cli.options import Settings
 from kvops.cli.output import Column, Output, printable
-from kvops.errors import Unreachable, UsageError
+from kvops.errors import AuthFailed, KvopsError, Unreachable, UsageError
 
 if TYPE_CHECKING:
     from kvops.store.model import Event
@@ -26,6 +30,8 @@ COLUMNS: Final = (
     Column("actor"),
     Column("detail"),
 )
+MASTERS_AT_ONCE: Final = 8
+UNREAD_MAX: Final = 1_024
 
 
 @options.command("events")
@@ -57,28 +63,72 @@ def command(settings: Settings, since: str | None, follow: bool) -> int:
         )
     if follow and out.format == "json":
         raise UsageError("a stream is no single JSON document", fix="use -o jsonl with -f")
-    missed: Unreachable | None = None
-    for address in target.control:
-        with closing(control_client(address, target.secret(), timeout_s=settings.timeout_s())) as client:
-            try:
-                stream = client.events(start, follow=follow)
-                if follow:
-                    out.header(target.label, "Ctrl-C ends")
-                    with ends_quietly():
-                        for event in stream:
-                            _print(out, _row(event))
-                    return 0
-                rows = [_row(event) for event in stream]
-            except Unreachable as error:
-                missed = error  # a standby may answer where the first did not
-                continue
-        out.header(target.label, f"{len(rows)} events")
-        out.rows(
-            "events", COLUMNS, rows if out.structured else [_flat(row) for row in rows], group=target.name
-        )
+    if follow:
+        out.header(target.label, "Ctrl-C ends")
+        with ends_quietly():
+            for event in _followed(target, start, settings.timeout_s()):
+                _print(out, _row(event))
         return 0
-    assert missed is not None
-    raise missed
+    found, missed = _held(target, start, settings.timeout_s())
+    rows = [_row(event) for event in found]
+    silent = f"; {', '.join(missed)} did not answer" if missed else ""
+    out.header(target.label, f"{len(rows)} events{silent}")
+    out.rows("events", COLUMNS, rows if out.structured else [_flat(row) for row in rows], group=target.name)
+    return 0
+
+
+def _held(target: Target, start: str | None, timeout_s: float) -> tuple[list[Event], list[str]]:
+    """
+    What every master holds, in order: each keeps what happened while it led. And who did not answer.
+
+    Raises:
+        Unreachable: Nobody answered.
+    """
+    secret, addresses = target.secret(), target.control
+
+    def ask(address: str) -> list[Event] | Unreachable:
+        with closing(control_client(address, secret, timeout_s=timeout_s)) as client:
+            try:
+                return list(client.events(start))
+            except AuthFailed:
+                raise
+            except Unreachable as error:
+                return error
+
+    with ThreadPoolExecutor(max_workers=min(MASTERS_AT_ONCE, len(addresses))) as threads:
+        answers = dict(zip(addresses, threads.map(ask, addresses), strict=True))
+    silent = {address: answer for address, answer in answers.items() if isinstance(answer, Unreachable)}
+    if len(silent) == len(answers):
+        raise next(iter(silent.values()))
+    events = [event for answer in answers.values() if not isinstance(answer, Unreachable) for event in answer]
+    return sorted(events, key=lambda event: event.time), list(silent)
+
+
+def _followed(target: Target, start: str | None, timeout_s: float) -> Iterator[Event]:
+    """Every master's events as they come, until the last of their connections breaks: then ``Unreachable``."""
+    secret, addresses = target.secret(), target.control
+    arrived: Queue[Event | KvopsError] = Queue(UNREAD_MAX)
+
+    def follow(address: str) -> None:
+        with closing(control_client(address, secret, timeout_s=timeout_s)) as client:
+            try:
+                for event in client.events(start, follow=True):
+                    arrived.put(event)
+                raise Unreachable(f"{address} has ended", fix="see kvops status")
+            except KvopsError as error:
+                arrived.put(error)
+
+    for address in addresses:
+        threading.Thread(target=follow, args=(address,), name=f"events {address}", daemon=True).start()
+    left = len(addresses)
+    while left:
+        one = arrived.get()
+        if not isinstance(one, KvopsError):
+            yield one
+            continue
+        left -= 1
+        if not left or isinstance(one, AuthFailed):
+            raise one
 
 
 def _row(event: Event) -> dict[str, Any]:

@@ -37,7 +37,8 @@ def command(settings: Settings, targets: tuple[str, ...]) -> int:
     names = holds.named(targets)
     with leader(target, timeout_s=settings.timeout_s(CALL_S)) as (client, status):
         reply = client.ok_to_stop(names)
-        would = client.drain(names, dry_run=True)
+        stores = [name for name in names if name not in reply.unchanged]
+        would = client.drain(stores, dry_run=True) if stores else reply
     cost = holds.price(would, status)
     ok = all(check.ok for check in reply.checks)
     rows = [

@@ -431,8 +431,16 @@ def _no_leader(group: str, known: Sequence[Known], answers: Mapping[str, MasterS
     """Why nobody leads: an election that is under way, or an in-sync set of which nobody is left."""
     newest = max(answers.values(), key=lambda status: (status.term, status.sequence))
     able = {status.name for status in answers.values()} & set(newest.members)
-    if able or not newest.members:
+    damaged = any(trouble.code == "etcd_damaged" for trouble in newest.troubles)
+    if able or not (newest.members or damaged):
         return Reason(code="master.no_leader", subject=group, text="no master leads")
+    if not newest.members:
+        return Reason(
+            code="master.no_leader",
+            subject=group,
+            text="no master leads: etcd does not say who may",
+            next=newest.troubles[0].fix,
+        )
     members = ", ".join(newest.members)
     local = [one.name for one in known if one.name in newest.members and one.life is not Life.UNKNOWN]
     way_out = f"kvops master promote {newest.name} --force in-sync"

@@ -191,6 +191,13 @@ class GroupKeys:
                 continue
             if created or answers[0][0][0] == mine:
                 return
+            try:
+                msgspec.json.decode(answers[0][0][0], type=_Owner)
+            except ValueError as error:
+                raise Refused(
+                    f"{key} in etcd at {self._names} cannot be read: {error}",
+                    fix=f"whose group is it? If yours: etcdctl del {key}, then start again",
+                ) from None
             raise Refused(
                 f"etcd at {self._names} holds a group {self._group!r} with another secret",
                 fix=f"use another group name, install that group's secret, or delete {self._prefix} there",

@@ -30,6 +30,7 @@ import msgspec
 from kvops.limits import ETCD_TTL_S_MAX
 
 POLL_MS: Final = 100  # how often a standby looks who leads
+LEADER_POLL_MS: Final = 1_000  # how often a leader looks whether its keys are as it left them
 RETRY_MS: Final = 50  # after an operation that failed
 CLOCK_MARGIN_RATIO: Final = 0.05  # of the TTL: clocks of this host and of etcd's may run apart
 CLOCK_MARGIN_MS: Final = 50
@@ -268,7 +269,9 @@ class Election:
             return Record(self.claim, self._set_of(self.members_wanted))
         if self.serving and not self._published:
             return Publish(self.claim, self._lease)
-        return max(due, now_ms + 1)
+        if now_ms - self._looked_ms >= LEADER_POLL_MS:
+            return Look()
+        return max(min(due, self._looked_ms + LEADER_POLL_MS), now_ms + 1)
 
     def _next_standby(self, now_ms: int, ticked_ms: int) -> Op | int:
         if self._stale_leases:
@@ -345,10 +348,25 @@ class Election:
             return
         self.seen, self.seen_ms = result, now_ms
         self._term_min = max(self._term_min, result.term)
+        if self.role is Role.LEADER:
+            self._looked_as_leader(result, now_ms)
+            return
         if result.leader is not None or result.taken:
             self._free_since_ms = None
         elif self._free_since_ms is None:
             self._free_since_ms = now_ms
+
+    def _looked_as_leader(self, seen: Seen, now_ms: int) -> None:
+        """
+        Somebody else may have written or deleted our keys, while our lease lives on.
+
+        Without the leader's key others may lead: we must not. One that cannot be read keeps everybody out, so the
+        pool may as well be served. The in-sync set is written anew.
+        """
+        if seen.leader != self.claim and (seen.leader is not None or not seen.taken):
+            self._step_down(now_ms)
+        elif self._recorded is not None and seen.members != self._set_of(self._recorded):
+            self._recorded = None
 
     def _campaigned(self, op: Campaign, result: object, now_ms: int) -> None:
         until_ms = self._until(self._renewed_ms)

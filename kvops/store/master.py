@@ -78,6 +78,7 @@ JOURNAL_WAIT_S: Final = 1.0  # for a standby's disk to take the state
 JOURNAL_STEP_S: Final = 0.1
 INTERNAL_ERROR: Final = 70  # EX_SOFTWARE of sysexits.h
 STEP_DOWN_DELAY_S: Final = 0.2  # after a drain of its own host: the answer leaves first
+SWEEP_DELAY_S: Final = 1.0  # connections that were cut hold on to the directory for a moment
 STALLED_S: Final = 2.0  # a loop that has not ticked for this long is not ready
 
 
@@ -644,6 +645,18 @@ class Master:
             peer.transport.abort()
         self._close_journal()
         self.core = self._fresh_core(term=0)
+        self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        """A directory was let go: free its memory, unless we lead by then; the next one takes it along."""
+        self._loop.call_later(
+            SWEEP_DELAY_S, lambda: None if self._replication is not None else collector.sweep()
+        )
+
+    def _core_to_follow_with(self) -> MasterCore:
+        """On the follower's thread."""
+        self._call_soon(self._sweep_later)
+        return self._fresh_core(term=0)
 
     def _close_journal(self) -> None:
         self._snapshot = self._followed_snapshot = None
@@ -665,7 +678,7 @@ class Master:
                     address,
                     secret=self._secret,
                     hello=self._hello,
-                    core=lambda: self._fresh_core(term=0),
+                    core=self._core_to_follow_with,
                     journal=self._write_followed,
                     changed=lambda: self._call_soon(self._election_changed),
                 )
@@ -902,7 +915,11 @@ class Master:
         if self._coordinator is not None and self._replication is None:
             seen = self._coordinator.election.seen
             if seen.trouble:
-                fix = f"etcdctl del /kvops/{self.config.group}/leader" if seen.taken else "kvops status"
+                fix = "it is written anew by the next leader"
+                if seen.taken and seen.leader is None:
+                    fix = f"etcdctl del /kvops/{self.config.group}/leader"
+                elif seen.members is None and seen.members_revision:
+                    fix = f"kvops master promote {self.config.name} --force in-sync, when nobody leads"
                 troubles.append(Trouble(code="etcd_damaged", text=seen.trouble, fix=fix))
             if follower is not None and (error := follower.trouble) is not None and seen.leader is not None:
                 troubles.append(Trouble(code="cannot_follow", text=error.what, fix=error.fix))
@@ -993,7 +1010,8 @@ class Master:
             else "no master would be left that has everything",
             fix="" if able else "start another master, or wait until one has caught up",
         )
-        return msgspec.structs.replace(reply, checks=[*reply.checks, check])
+        bare = [target for target in targets if target not in stores]
+        return msgspec.structs.replace(reply, checks=[*reply.checks, check], unchanged=bare)
 
     def _members(self) -> set[str]:
         """Masters that have everything that was acknowledged."""

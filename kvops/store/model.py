@@ -216,7 +216,7 @@ class HoldReply(msgspec.Struct, frozen=True, kw_only=True):
 
     holds: list[HoldInfo]
     checks: list[StopCheck] = []
-    unchanged: list[str] = []  # targets that were so already
+    unchanged: list[str] = []  # targets that were so already; of ok_to_stop, those that hold masters alone
     capacity_bytes: int = 0  # of these targets' stores, as far as they serve
     pool_bytes: int = 0  # of all that serve
     pool_used_bytes: int = 0

@@ -65,6 +65,15 @@ def test_another_groups_secret_is_refused(keys: GroupKeys) -> None:
         keys.check(b"x" * 32)
 
 
+def test_a_damaged_owner_is_told_from_another_group(etcd: EtcdCluster, keys: GroupKeys) -> None:
+    """The way back is one key, not everything under the group's name."""
+    etcd.put("/kvops/g/owner", b"junk")
+    with pytest.raises(Refused, match=r"/kvops/g/owner .* cannot be read") as caught:
+        keys.check(SECRET)
+
+    assert "etcdctl del /kvops/g/owner" in caught.value.fix
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

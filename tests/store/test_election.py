@@ -9,6 +9,7 @@ import pytest
 
 from kvops.store.election import (
     COLD_DELAY_MS,
+    LEADER_POLL_MS,
     POLL_MS,
     SILENCE,
     Campaign,
@@ -227,6 +228,30 @@ def test_whoever_is_not_in_the_set_leads_only_when_promoted() -> None:
 
     assert (one.role, one.term) == (Role.LEADER, 4)
     assert etcd.members == Members(term=4, names=["b"])
+
+
+def test_a_leader_whose_key_was_deleted_steps_down() -> None:
+    """Its lease lives on, but somebody else can lead from then on: it must not answer for long."""
+    one, etcd = election("a"), Etcd()
+    drive(one, etcd, start_ms=0, end_ms=500)
+    assert one.leads(500)
+    etcd.leader, etcd.leader_lease = Claim(name="b", term=2, address="b:1", control=""), 999
+    etcd.leases[999] = 1 << 40
+    drive(one, etcd, start_ms=500, end_ms=500 + LEADER_POLL_MS + 100)
+
+    assert one.role is Role.STANDBY
+
+
+@pytest.mark.parametrize("left", [None, Members(term=1, names=["b"])], ids=["deleted", "another"])
+def test_a_leader_writes_a_damaged_set_anew(left: Members | None) -> None:
+    """Whoever meddled with the in-sync set: the leader knows who is in it."""
+    one, etcd = election("a"), Etcd()
+    drive(one, etcd, start_ms=0, end_ms=500)
+    etcd.members, etcd.members_revision = left, 0 if left is None else 77
+    drive(one, etcd, start_ms=500, end_ms=500 + LEADER_POLL_MS + 200)
+
+    assert one.role is Role.LEADER
+    assert etcd.members == Members(term=1, names=["a"])
 
 
 def test_nobody_is_promoted_beside_a_leader() -> None:
