@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,7 @@ from kvops.errors import KvopsError, NotLeader, Refused, Unreachable, UsageError
 from kvops.files import read_secret
 from kvops.limits import BEAT_INTERVAL_MS
 from kvops.log import configure, log
-from kvops.metrics import HttpServer, Reading, expose, serve_http
+from kvops.metrics import HttpServer, expose, serve_http
 from kvops.net import wire
 from kvops.net.auth import Hello, Listener, Welcome
 from kvops.net.link import Address
@@ -33,6 +33,7 @@ from kvops.net.wire import Frame, Kind, decode
 from kvops.notify import notify, notify_ready
 from kvops.proto.kvops.v1 import control_pb2 as pb
 from kvops.store import messages as m
+from kvops.store.bookkeeper import Bookkeeper
 from kvops.store.clock import boot_id, boot_ms
 from kvops.store.config import MasterConfig, read_password
 from kvops.store.control import SERVICE, ControlServicer
@@ -40,10 +41,9 @@ from kvops.store.coord import TIMEOUT_S_MAX, Coordinator, EtcdAccess, GroupKeys
 from kvops.store.election import Claim, Election, Role, Seen
 from kvops.store.events import EventFollower, EventLog
 from kvops.store.follower import Follower
-from kvops.store.journal import recover_state, set_aside
-from kvops.store.journal_writer import JournalWriter
 from kvops.store.listen import connection_room, listen_tcp, listen_unix
 from kvops.store.master_core import TICK_MS, JournalEntry, MasterCore, MasterSettings
+from kvops.store.master_metrics import readings
 from kvops.store.model import (
     GENERATION_SEQUENCE_BITS,
     Event,
@@ -55,7 +55,6 @@ from kvops.store.model import (
     Trouble,
 )
 from kvops.store.replication import ACK, Replication
-from kvops.store.snapshot import Snapshot
 from kvops.store.standby import Standby
 from kvops.store.streams import Streams
 from kvops.store.term import TERM_MAX, first_term, note_term, raise_term, read_term
@@ -71,11 +70,8 @@ PREPARE_INTERVAL_S: Final = 0.02
 PREPARE_SLOTS: Final = 65_536  # ahead of the index; 5 MB
 COMMIT_S_MAX: Final = 2.0  # … for standbys
 FLUSH_S_MAX: Final = 1.0  # an operator's change waits this long for a slow disk
-SNAPSHOT_PAUSE_S: Final = 10.0  # between two attempts
 ALWAYS: Final = 1 << 63  # a lease that nobody else can have
 HELD_MAX: Final = 100_000  # answers that wait for standbys
-JOURNAL_WAIT_S: Final = 1.0  # for a standby's disk to take the state
-JOURNAL_STEP_S: Final = 0.1
 INTERNAL_ERROR: Final = 70  # EX_SOFTWARE of sysexits.h
 STEP_DOWN_DELAY_S: Final = 0.2  # after a drain of its own host: the answer leaves first
 SWEEP_DELAY_S: Final = 1.0  # connections that were cut hold on to the directory for a moment
@@ -200,11 +196,9 @@ class Master:
         self.longest_request_s = 0.0
         self._started = time.monotonic()
         self._event_log = EventLog()
-        self._snapshot: Snapshot | None = None
-        self._snapshot_after = 0.0
         self.core: MasterCore
         self.spinner: _Spinner
-        self._journal: JournalWriter | None = None
+        self._books = Bookkeeper(self._state_dir, several=bool(config.etcd))
         self._addresses: dict[str, str] = {}
         self._incarnation = (
             secrets.randbits(63) | 1
@@ -224,7 +218,6 @@ class Master:
         self._resigning = False
         self._won = 0  # the election that we lead by
         self._troubles: dict[str, Trouble] = {}  # by code, for status
-        self._followed_snapshot: Snapshot | None = None  # of what we follow; the follower's thread's
         self._ticked_ms = boot_ms()
 
     # Life.
@@ -244,7 +237,17 @@ class Master:
             term = raise_term(self._state_dir, at_least=1)
             self._lead_from_journal(term)
         servers, rpc, http = await self._listen()
-        metrics = expose(self._readings())
+        metrics = expose(
+            readings(
+                self._directory,
+                term=self._term,
+                leads=lambda: boot_ms() < self.lease_until_ms,
+                standbys=lambda: len(self._members()) - 1 if self._replication is not None else 0,
+                connections=lambda: len(self.connections),
+                slice_s=lambda: self._longest_slice_s,
+                request_s=lambda: self.longest_request_s,
+            )
+        )
         ticks = loop.create_task(self._tick())
         ticks.add_done_callback(self._ticks_ended)
         if self.config.etcd:
@@ -274,9 +277,8 @@ class Master:
         await rpc.close()
         metrics.close()
         http.close()
-        if self._journal is not None:
-            self._write_journal()
-            await asyncio.to_thread(self._journal.close)
+        self._remember()
+        await asyncio.to_thread(self._books.close)
         if self.config.unix_path:
             Path(self.config.unix_path).unlink(missing_ok=True)
         return self._exit_code
@@ -372,14 +374,12 @@ class Master:
         self._send()
         if self.core.work_due(now):
             self._slice(now)
-            if self._snapshot is not None and self._snapshot.step():
-                self._snapshot = None
-                self._snapshot_after = time.monotonic() + SNAPSHOT_PAUSE_S
+            self._books.step()
         self.spinner.answered()
 
     def _send(self) -> None:
         if self.core.journal:
-            self._write_journal()
+            self._remember()
         if self.core.has_output:
             for conn, data in self.core.next_frames():
                 peer = self._peers.get(conn)
@@ -428,9 +428,7 @@ class Master:
                 due = now + TICK_MS
                 self.core.tick(now_ms=now)
             self._slice(now)
-            if self._snapshot is not None and self._snapshot.step():
-                self._snapshot = None
-                self._snapshot_after = time.monotonic() + SNAPSHOT_PAUSE_S
+            self._books.step()
 
     def _ticks_ended(self, task: asyncio.Task[None]) -> None:
         """Without its timer a master would serve on and notice no death: it ends, its journal is in order."""
@@ -463,9 +461,7 @@ class Master:
     def _lead_from_journal(self, term: int) -> None:
         """Begin with what our own journal says; the stores' slot tables have the last word."""
         self.core = self._fresh_core(term=term)
-        recovered, next_sequence = self._recover()
-        self._open_journal(next_sequence)
-        log.info("journal.recovered", objects=recovered)
+        self._books.restore(self.core, now_ms=boot_ms())
 
     def assert_leads(self, now: int) -> None:
         """
@@ -600,9 +596,7 @@ class Master:
         self._keep_term(term)
         standby = follower.standby if follower is not None and follower.stop() else None
         if standby is not None and standby.caught_up:
-            self._snapshot, self._followed_snapshot = self._followed_snapshot, None
             return standby
-        self._close_journal()
         self._lead_from_journal(term)
         return None
 
@@ -618,17 +612,6 @@ class Master:
     def _trouble(self, code: str, error: KvopsError) -> None:
         self._troubles[code] = Trouble(code=code, text=error.what, fix=error.fix)
 
-    def _open_journal(self, next_sequence: int) -> None:
-        """One of several masters does without where its disk refuses: the others and the stores know the same."""
-        try:
-            self._journal = JournalWriter(self._state_dir / "journal", next_sequence=next_sequence)
-            self._troubles.pop("journal_unwritable", None)
-        except KvopsError as error:
-            if not self.config.etcd:
-                raise
-            log.error("journal.unwritable", error=error.what)
-            self._trouble("journal_unwritable", error)
-
     def _cease_to_lead(self) -> None:
         """Somebody else may lead already: drop everybody, and whatever was not acknowledged."""
         log.warning("leadership.ended", term=self.core.term)
@@ -643,7 +626,7 @@ class Master:
                 )
         for peer in list(self._peers.values()):
             peer.transport.abort()
-        self._close_journal()
+        self._books.close()
         self.core = self._fresh_core(term=0)
         self._sweep_later()
 
@@ -657,12 +640,6 @@ class Master:
         """On the follower's thread."""
         self._call_soon(self._sweep_later)
         return self._fresh_core(term=0)
-
-    def _close_journal(self) -> None:
-        self._snapshot = self._followed_snapshot = None
-        journal, self._journal = self._journal, None
-        if journal is not None:
-            journal.close()
 
     def _follow(self, seen: Seen) -> None:
         leader = seen.leader
@@ -708,40 +685,10 @@ class Master:
     def _write_followed(self, standby: Standby, entry: JournalEntry | None) -> None:
         """On the follower's thread: the journal of a standby holds what it follows, from the state on."""
         if entry is None:
-            self._begin_followed_journal(standby)
-            return
-        journal = self._journal
-        if journal is None:
-            return
-        kind, count, body = entry.encode()
-        journal.append(kind, body, count)
-        snapshot = self._followed_snapshot
-        if snapshot is None and journal.wants_snapshot and time.monotonic() >= self._snapshot_after:
-            self._followed_snapshot = snapshot = Snapshot(journal, standby.core)
-        if snapshot is not None and snapshot.step():
-            self._followed_snapshot = None
-            self._snapshot_after = time.monotonic() + SNAPSHOT_PAUSE_S
-
-    def _begin_followed_journal(self, standby: Standby) -> None:
-        self._close_journal()
-        directory = self._state_dir / "journal"
-        try:
-            if directory.exists():
-                set_aside(directory)
-        except KvopsError as error:
-            log.error("journal.unwritable", error=error.what)
-            self._trouble("journal_unwritable", error)
-            return
-        self._open_journal(0)
-        if self._journal is None:
-            return
-        snapshot = Snapshot(self._journal, standby.core)
-        deadline = time.monotonic() + JOURNAL_WAIT_S
-        while not snapshot.step():
-            self._journal.flush(JOURNAL_STEP_S)
-            if time.monotonic() >= deadline:  # a disk that hangs does not keep us from following
-                self._followed_snapshot = snapshot
-                return
+            self._books.begin(standby.core)
+        else:
+            self._books.append([entry], standby.core)
+            self._books.step()
 
     def _ask_for_term(self, seen: int) -> None:
         assert self._coordinator is not None
@@ -802,7 +749,7 @@ class Master:
         if self._replication is None:
             return False
         if self.core.journal:
-            self._write_journal()
+            self._remember()
         if not self._replication.pending:
             return False
         return kind != Kind.PUT_START or m.PutStatus.EXISTS in answer[m.PUT_REPLY_HEAD.size :]
@@ -826,47 +773,14 @@ class Master:
             if peer is not None:
                 peer.transport.write(data)
 
-    # Journal.
-
-    def _recover(self) -> tuple[int, int]:
-        """
-        Read the journal; a damaged one is set aside, since the stores' slot tables say the same.
-
-        Returns:
-            Count of objects, and the next batch's sequence.
-        """
-        directory = self._state_dir / "journal"
-        if not directory.exists():
-            return 0, 0
-        try:
-            recovery = recover_state(directory)
-        except KvopsError as error:
-            aside = set_aside(directory)
-            log.error("journal.set_aside", error=error.what, kept_as=str(aside))
-            return 0, 0
-        seen = recovery.generation_max >> GENERATION_SEQUENCE_BITS
-        if seen >= self.core.term and not self.config.etcd:
-            self.core.raise_term(raise_term(self._state_dir, at_least=seen + 1))
-        self.core.restore(recovery, now_ms=boot_ms())
-        return len(recovery.rows), recovery.next_sequence
-
-    def _write_journal(self) -> None:
+    def _remember(self) -> None:
+        """What was done goes to the standbys, and into the journal."""
         entries, self.core.journal = self.core.journal, []
         replication = self._replication
         if replication is not None:
             now = boot_ms()
             self._streams.send([(replication.append(now_ms=now), entry) for entry in entries])
-        if self._journal is None:
-            return
-        for entry in entries:
-            kind, count, body = entry.encode()
-            self._journal.append(kind, body, count)
-        if (
-            self._journal.wants_snapshot
-            and self._snapshot is None
-            and time.monotonic() >= self._snapshot_after
-        ):
-            self._snapshot = Snapshot(self._journal, self.core)
+        self._books.append(entries, self.core)
 
     # What operators ask.
 
@@ -904,14 +818,8 @@ class Master:
         )
 
     def _every_trouble(self) -> list[Trouble]:
-        troubles = list(self._troubles.values())
-        journal, follower = self._journal, self._follower
-        if journal is not None and (failure := journal.failure) is not None:
-            text = f"its journal in {self._state_dir} is behind: {failure.strerror}"
-            fix = (
-                "make room there: it is made whole by itself; until then a restart knows what the stores know"
-            )
-            troubles.append(Trouble(code="journal_failed", text=text, fix=fix))
+        troubles = [*self._troubles.values(), *self._books.troubles()]
+        follower = self._follower
         if self._coordinator is not None and self._replication is None:
             seen = self._coordinator.election.seen
             if seen.trouble:
@@ -1107,8 +1015,7 @@ class Master:
                     f"the standbys of {self.config.name} have not confirmed it within {COMMIT_S_MAX:g} s",
                     fix="look with kvops status, then repeat: it does nothing twice",
                 ) from None
-        journal = self._journal
-        if journal is not None and not await asyncio.to_thread(journal.flush, FLUSH_S_MAX):
+        if not await asyncio.to_thread(self._books.flush, FLUSH_S_MAX):
             log.error("journal.behind", waited_s=FLUSH_S_MAX)  # what was asked for is done all the same
 
     def events(self, since: str | None) -> list[Event]:
@@ -1118,84 +1025,6 @@ class Master:
     def subscribe(self) -> EventFollower:
         """Every event from now on."""
         return self._event_log.subscribe()
-
-    def _readings(self) -> list[Reading]:
-        core = self._directory
-
-        def counter(name: str, text: str, read: Callable[[], float]) -> Reading:
-            return Reading(name=name, help=text, read=read, kind="counter")
-
-        return [
-            Reading(name="kvops_master_term", help="Term of this master.", read=self._term),
-            Reading(
-                name="kvops_master_standbys",
-                help="In the in-sync set, as far as a leader knows.",
-                read=lambda: float(len(self._members()) - 1) if self._replication is not None else 0.0,
-            ),
-            Reading(
-                name="kvops_master_leads",
-                help="Whether it leads: 1, or 0 for a standby.",
-                read=lambda: float(boot_ms() < self.lease_until_ms),
-            ),
-            Reading(name="kvops_master_objects", help="Readable objects.", read=lambda: len(core().index)),
-            Reading(name="kvops_master_processing", help="Puts under way.", read=lambda: len(core().puts)),
-            Reading(
-                name="kvops_master_index_bytes",
-                help="Memory of the index.",
-                read=lambda: core().index.memory_bytes(),
-            ),
-            Reading(
-                name="kvops_master_capacity_bytes",
-                help="Mounted memory.",
-                read=lambda: core().stores.capacity_bytes(),
-            ),
-            Reading(name="kvops_master_used_bytes", help="Memory in use.", read=lambda: core().used_bytes()),
-            Reading(
-                name="kvops_master_connections", help="Open connections.", read=lambda: len(self.connections)
-            ),
-            Reading(
-                name="kvops_master_stores",
-                help="Stores by state.",
-                read=lambda: _count((store.state.value,) for store in core().stores),
-                labels=("state",),
-            ),
-            Reading(
-                name="kvops_master_breaker_open",
-                help="Whether the group's is.",
-                read=lambda: float(core().breaker_open),
-            ),
-            Reading(
-                name="kvops_master_slice_seconds_max",
-                help="CPU time of the longest slice of background work.",
-                read=lambda: self._longest_slice_s,
-            ),
-            Reading(
-                name="kvops_master_request_seconds_max",
-                help="CPU time of the longest request that was no lookup.",
-                read=lambda: self.longest_request_s,
-            ),
-            counter("kvops_master_lookups_total", "Keys looked up.", lambda: core().index.lookups_total),
-            counter("kvops_master_hits_total", "Keys found.", lambda: core().index.hits_total),
-            counter("kvops_master_puts_total", "Objects completed.", lambda: core().counters.puts),
-            counter("kvops_master_evicted_total", "Objects evicted.", lambda: core().counters.evicted),
-            counter("kvops_master_removed_total", "Objects removed.", lambda: core().counters.removed),
-            counter(
-                "kvops_master_preempted_total", "Puts of dead writers.", lambda: core().counters.preempted
-            ),
-            counter("kvops_master_no_space_total", "Puts without room.", lambda: core().counters.no_space),
-            counter(
-                "kvops_master_swept_total",
-                "Objects of lost stores forgotten.",
-                lambda: core().sweeper.swept_total,
-            ),
-        ]
-
-
-def _count(labels: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], float]:
-    counts: dict[tuple[str, ...], float] = {}
-    for label in labels:
-        counts[label] = counts.get(label, 0) + 1
-    return counts
 
 
 def serve(config: MasterConfig) -> int:
