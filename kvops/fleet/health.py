@@ -273,7 +273,10 @@ def judge(
             ]
             continue
         unseen.append(one.name)
-        reasons.append(_master_reason(one))
+        reasons.append(_process_reason(one))
+    reasons += [
+        _process_reason(one) for one in known if one.role == "etcd" and one.life in (Life.ENDED, Life.STOPPED)
+    ]
     if leader is None and answers:
         reasons.append(_no_leader(group, known, answers))
 
@@ -416,10 +419,10 @@ def _next(state: str, name: str, pid: int | None) -> str:
     return f"kvops restart {name}" if state == "down" else f"kvops logs {name}"
 
 
-def _master_reason(one: Known) -> Reason:
+def _process_reason(one: Known) -> Reason:
     state = {Life.ENDED: "down", Life.STOPPED: "stopped"}.get(one.life, "unseen")
     return Reason(
-        code=f"master.{state}",
+        code=f"{one.role}.{state}",
         subject=one.name,
         text=_STORE_TEXT.get(state, "it did not answer in time"),
         since=one.since,

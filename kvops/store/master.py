@@ -829,7 +829,8 @@ class Master:
                 elif seen.members is None and seen.members_revision:
                     fix = f"kvops master promote {self.config.name} --force in-sync, when nobody leads"
                 troubles.append(Trouble(code="etcd_damaged", text=seen.trouble, fix=fix))
-            if follower is not None and (error := follower.trouble) is not None and seen.leader is not None:
+            leader_known = seen.leader is not None and not self._coordinator.silent_since_ms
+            if follower is not None and (error := follower.trouble) is not None and leader_known:
                 troubles.append(Trouble(code="cannot_follow", text=error.what, fix=error.fix))
         return troubles
 

@@ -21,7 +21,7 @@ from kvops.fleet.health import (
     populate_eta_s,
     trouble_since,
 )
-from kvops.store.model import Event, MasterStatus, PlacementPolicy, StoreInfo, StoreState
+from kvops.store.model import Event, MasterStatus, PlacementPolicy, StoreInfo, StoreState, Trouble
 
 
 def store(name: str, state: StoreState = StoreState.READY, *, mount: int = 1) -> StoreInfo:
@@ -72,10 +72,12 @@ def master(*stores: StoreInfo, **change: Any) -> MasterStatus:
     return msgspec.structs.replace(status, **change)
 
 
+FULL = Trouble(code="journal_failed", text="its journal is behind: No space left", fix="make room")
 KNOWN = [
     Known(name="master-0", role="master", pid=9, life=Life.RUNNING),
     Known(name="store-0", role="store", pid=10, life=Life.RUNNING),
     Known(name="store-1", role="store", pid=11, life=Life.RUNNING),
+    Known(name="etcd-0", role="etcd", pid=8, life=Life.RUNNING),
 ]
 
 
@@ -127,6 +129,14 @@ def test_healthy() -> None:
             ["store.announcing"],
         ),
         (master(store("store-0")), {}, "degraded", ["store.unmounted"]),
+        (master(store("store-0"), store("store-1")), {"etcd_0": Life.ENDED}, "degraded", ["etcd.down"]),
+        (master(store("store-0"), store("store-1")), {"etcd_0": Life.STOPPED}, "degraded", ["etcd.stopped"]),
+        (
+            master(store("store-0"), store("store-1"), troubles=[FULL]),
+            {},
+            "degraded",
+            ["master.journal_failed"],
+        ),
         (master(), {}, "down", ["store.unmounted", "store.unmounted"]),
         (master(store("store-0"), store("store-1"), breaker_open=True), {}, "degraded", ["breaker.open"]),
         (master(store("store-0"), store("store-1"), role="standby"), {}, "down", ["master.no_leader"]),
