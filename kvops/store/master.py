@@ -9,18 +9,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import uvloop
 
-from kvops import __version__, collector
-from kvops.errors import KvopsError, NotLeader, Refused, Unreachable, UsageError, WireError
+from kvops import collector
+from kvops.errors import NotLeader, Refused
 from kvops.files import read_secret
-from kvops.limits import BEAT_INTERVAL_MS
 from kvops.log import configure, log
 from kvops.metrics import HttpServer, expose, serve_http
 from kvops.net import wire
@@ -35,14 +34,12 @@ from kvops.proto.kvops.v1 import control_pb2 as pb
 from kvops.store import messages as m
 from kvops.store.bookkeeper import Bookkeeper
 from kvops.store.clock import boot_id, boot_ms
-from kvops.store.config import MasterConfig, read_password
+from kvops.store.config import MasterConfig
 from kvops.store.control import SERVICE, ControlServicer
-from kvops.store.coord import TIMEOUT_S_MAX, Coordinator, EtcdAccess, GroupKeys
-from kvops.store.election import Claim, Election, Role, Seen
 from kvops.store.events import EventFollower, EventLog
-from kvops.store.follower import Follower
+from kvops.store.leadership import Leadership, group_keys
 from kvops.store.listen import connection_room, listen_tcp, listen_unix
-from kvops.store.master_core import TICK_MS, JournalEntry, MasterCore, MasterSettings
+from kvops.store.master_core import TICK_MS, MasterCore, MasterSettings
 from kvops.store.master_metrics import readings
 from kvops.store.model import (
     GENERATION_SEQUENCE_BITS,
@@ -52,12 +49,8 @@ from kvops.store.model import (
     MasterStatus,
     Promotion,
     StopCheck,
-    Trouble,
 )
-from kvops.store.replication import ACK, Replication
-from kvops.store.standby import Standby
-from kvops.store.streams import Streams
-from kvops.store.term import TERM_MAX, first_term, note_term, raise_term, read_term
+from kvops.store.term import raise_term
 
 SWITCH_INTERVAL_S: Final = 0.0005  # for other threads (scrapes, the journal) to give the GIL back to the loop
 SPIN_S: Final = 200e-6  # as long as a caller that slept takes to wake up
@@ -68,13 +61,9 @@ WORK_INTERVAL_S: Final = 0.002  # between slices, while there is work
 IDLE_INTERVAL_S: Final = 0.02
 PREPARE_INTERVAL_S: Final = 0.02
 PREPARE_SLOTS: Final = 65_536  # ahead of the index; 5 MB
-COMMIT_S_MAX: Final = 2.0  # … for standbys
 FLUSH_S_MAX: Final = 1.0  # an operator's change waits this long for a slow disk
 ALWAYS: Final = 1 << 63  # a lease that nobody else can have
-HELD_MAX: Final = 100_000  # answers that wait for standbys
 INTERNAL_ERROR: Final = 70  # EX_SOFTWARE of sysexits.h
-STEP_DOWN_DELAY_S: Final = 0.2  # after a drain of its own host: the answer leaves first
-SWEEP_DELAY_S: Final = 1.0  # connections that were cut hold on to the directory for a moment
 STALLED_S: Final = 2.0  # a loop that has not ticked for this long is not ready
 
 
@@ -160,7 +149,8 @@ class _Peer(WirePeer):
             self._master.mount(self, frame, body)
             return
         elif frame.kind in _STANDBY_KINDS:
-            self._master.standby_frame(self, frame, body)
+            assert self._master.leadership is not None
+            self._master.leadership.standby_frame(self.conn, self, frame, body)
             return
         else:
             began = time.thread_time()  # a system call of 0.3 µs: not on the path of a lookup
@@ -168,8 +158,13 @@ class _Peer(WirePeer):
             self._master.longest_request_s = max(self._master.longest_request_s, time.thread_time() - began)
         if answer is not None:
             data = wire.pack(frame.kind + 1, answer, frame.request)
-            if frame.kind in _PROMISES and self._master.must_wait(frame.kind, answer):
-                self._master.answer_later(self, data)
+            leadership = self._master.leadership
+            if (
+                leadership is not None
+                and frame.kind in _PROMISES
+                and leadership.must_wait(frame.kind, answer)
+            ):
+                leadership.hold(self.conn, data)
             else:
                 self.transport.write(data)
         self._master.after_request(now)
@@ -185,8 +180,8 @@ class Master:
 
     def __init__(self, config: MasterConfig) -> None:
         self.config = config
-        self._secret = read_secret(Path(config.secret_file))
-        self._state_dir = Path(config.state_dir)
+        self.secret = read_secret(Path(config.secret_file))
+        self.state_dir = Path(config.state_dir)
         self.connections = Peers(connection_room())
         self._peers: dict[int, _Peer] = {}  # by number, once proved
         self._next_conn = 0
@@ -198,8 +193,8 @@ class Master:
         self._event_log = EventLog()
         self.core: MasterCore
         self.spinner: _Spinner
-        self._books = Bookkeeper(self._state_dir, several=bool(config.etcd))
-        self._addresses: dict[str, str] = {}
+        self.books = Bookkeeper(self.state_dir, several=bool(config.etcd))
+        self.addresses: dict[str, str] = {}
         self._incarnation = (
             secrets.randbits(63) | 1
         )  # tells clients that ids of stores mean something else now
@@ -208,17 +203,8 @@ class Master:
         self._loop: asyncio.AbstractEventLoop
         self.lease_until_ms = ALWAYS
         """Nothing is answered from then on, on the boot clock."""
-        self._replication: Replication | None = None  # as a leader among several
-        self._streams = Streams()
-        self._unconfirmed: list[tuple[int, asyncio.Future[None]]] = []  # operators that wait for a sequence
-        self._beat_due_ms = 0
-        self._coordinator: Coordinator | None = None  # one of several masters
-        self._follower: Follower | None = None  # … that does not lead
-        self._starting: asyncio.Task[None] | None = None  # to lead
-        self._resigning = False
-        self._won = 0  # the election that we lead by
-        self._troubles: dict[str, Trouble] = {}  # by code, for status
-        self._ticked_ms = boot_ms()
+        self.leadership: Leadership | None = None  # where there are several masters
+        self.ticked_ms = boot_ms()
 
     # Life.
 
@@ -227,49 +213,47 @@ class Master:
         self._loop = loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.spinner = _Spinner(loop)
-        self.core = self._fresh_core(term=0)
+        self.core = self.fresh_core(term=0)
         if self.config.etcd:
             self.lease_until_ms = 0
-            keys = await asyncio.to_thread(self._group_keys)
+            keys = await asyncio.to_thread(group_keys, self.config, self.secret)
+            self.leadership = Leadership(self, keys, loop)
         else:
-            term = raise_term(self._state_dir, at_least=1)
-            self._lead_from_journal(term)
+            term = raise_term(self.state_dir, at_least=1)
+            self.lead_from_journal(term)
         servers, rpc, http = await self._listen()
         metrics = expose(
             readings(
                 self._directory,
                 term=self._term,
                 leads=lambda: boot_ms() < self.lease_until_ms,
-                standbys=lambda: len(self._members()) - 1 if self._replication is not None else 0,
+                standbys=self._standby_count,
                 connections=lambda: len(self.connections),
                 slice_s=lambda: self._longest_slice_s,
                 request_s=lambda: self.longest_request_s,
             )
         )
         ticks = loop.create_task(self._tick())
-        ticks.add_done_callback(self._ticks_ended)
-        if self.config.etcd:
-            self._start_election(keys)
+        ticks.add_done_callback(self.task_ended)
+        if self.leadership is not None:
+            self.leadership.start()
         self._ready = True
         await rpc.set_serving(True)
-        log.info("master.started", term=self.core.term, **self._addresses)
+        log.info("master.started", term=self.core.term, **self.addresses)
         collector.settle()
         ended = threading.Event()
         preparing = threading.Thread(target=self._prepare, args=(ended,), name="prepare", daemon=True)
         preparing.start()
-        notify_ready(self._addresses, status=f"serving, term {self.core.term}")
+        notify_ready(self.addresses, status=f"serving, term {self.core.term}")
         await self._stop.wait()
         self._ready = False
         notify("STOPPING=1")
         log.info("master.stopping")
         ended.set()
-        if self._coordinator is not None:
-            self._resigning, self.lease_until_ms = True, 0
-            await asyncio.to_thread(self._coordinator.stop)
-        if self._follower is not None:
-            await asyncio.to_thread(self._follower.stop)
+        if self.leadership is not None:
+            await self.leadership.stop()
         ticks.cancel()
         for server in servers:
             server.close()
@@ -277,8 +261,8 @@ class Master:
         await rpc.close()
         metrics.close()
         http.close()
-        self._remember()
-        await asyncio.to_thread(self._books.close)
+        self.remember()
+        await asyncio.to_thread(self.books.close)
         if self.config.unix_path:
             Path(self.config.unix_path).unlink(missing_ok=True)
         return self._exit_code
@@ -296,25 +280,25 @@ class Master:
         listening = listen_tcp(Address.parse(self.config.listen))
         servers = [await loop.create_server(self._accept, sock=listening)]
         host, port = listening.getsockname()[:2]
-        self._addresses["listen"] = f"{host}:{port}"
+        self.addresses["listen"] = f"{host}:{port}"
         if self.config.unix_path:
             servers.append(
                 await loop.create_unix_server(self._accept, sock=listen_unix(self.config.unix_path))
             )
-            self._addresses["unix"] = self.config.unix_path
+            self.addresses["unix"] = self.config.unix_path
         rpc = await serve_rpc(
             self.config.control,
-            secrets=[self._secret],
+            secrets=[self.secret],
             register=ControlServicer(self).add_to,
             services=[SERVICE],
         )
-        self._addresses["control"] = rpc.address
+        self.addresses["control"] = rpc.address
         http = serve_http(self.config.http, ready=self._is_ready)
-        self._addresses["http"] = http.address
+        self.addresses["http"] = http.address
         return servers, rpc, http
 
     def _accept(self) -> WirePeer:
-        return _Peer(self, Listener(self._secret, self.config.group))
+        return _Peer(self, Listener(self.secret, self.config.group))
 
     def welcome(self) -> Welcome:
         """What a peer learns of us."""
@@ -341,14 +325,27 @@ class Master:
         self._peers[self._next_conn] = peer
         return self._next_conn
 
+    def outlet(self, conn: int) -> asyncio.Transport | None:
+        """A connection, while it is open."""
+        peer = self._peers.get(conn)
+        return None if peer is None else peer.transport
+
+    def hang_up(self) -> None:
+        """End every connection that was let in."""
+        for peer in list(self._peers.values()):
+            peer.transport.abort()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether this process is about to end."""
+        return self._stop.is_set()
+
     def leave(self, peer: _Peer) -> None:
         """A connection ended."""
         if self._peers.pop(peer.conn, None) is not None:
             now = boot_ms()
-            if self._replication is not None:
-                self._replication.left(peer.conn)
-                self._streams.drop(peer.conn)
-                self._release()
+            if self.leadership is not None:
+                self.leadership.left(peer.conn)
             self.core.disconnected(peer.conn, now_ms=now)
             self.after_request(now)
 
@@ -359,10 +356,10 @@ class Master:
         # Of our own term a store that mounted here before has only seen what we granted.
         outdone = seen > self.core.term or (seen == self.core.term and not self.core.knows(mount))
         if outdone and peer.hello is not None and peer.hello.role == "store":
-            if self._coordinator is not None:
-                self._ask_for_term(seen)  # and the store comes again
+            if self.leadership is not None:
+                self.leadership.ask_for_term(seen)  # and the store comes again
             else:
-                self.core.raise_term(raise_term(self._state_dir, at_least=seen + 1))
+                self.core.raise_term(raise_term(self.state_dir, at_least=seen + 1))
         now = boot_ms()
         answer = self.core.handle(peer.conn, frame.kind, frame.request, body, now_ms=now)
         assert answer is not None
@@ -374,21 +371,20 @@ class Master:
         self._send()
         if self.core.work_due(now):
             self._slice(now)
-            self._books.step()
+            self.books.step()
         self.spinner.answered()
 
     def _send(self) -> None:
         if self.core.journal:
-            self._remember()
+            self.remember()
         if self.core.has_output:
             for conn, data in self.core.next_frames():
                 peer = self._peers.get(conn)
                 if peer is None:
                     continue
-                if self._replication is not None and self._replication.pending:
-                    self._replication.hold(
-                        conn, data
-                    )  # no memory is reused before its object is gone everywhere
+                if self.leadership is not None and self.leadership.pending:
+                    # No memory is reused before its object is gone everywhere.
+                    self.leadership.hold(conn, data)
                 else:
                     peer.transport.write(data)
         if self.core.events:
@@ -419,23 +415,23 @@ class Master:
         while True:
             await asyncio.sleep(WORK_INTERVAL_S if self.core.has_work else IDLE_INTERVAL_S)
             self._ticked = time.monotonic()
-            self._ticked_ms = now = boot_ms()
-            if self._coordinator is not None:
-                self._tend_standbys(now)
+            self.ticked_ms = now = boot_ms()
+            if self.leadership is not None:
+                self.leadership.tend(now)
                 if now >= self.lease_until_ms:
                     continue  # whoever does not lead changes nothing
             if now >= due:
                 due = now + TICK_MS
                 self.core.tick(now_ms=now)
             self._slice(now)
-            self._books.step()
+            self.books.step()
 
-    def _ticks_ended(self, task: asyncio.Task[None]) -> None:
+    def task_ended(self, task: asyncio.Task[None]) -> None:
         """Without its timer a master would serve on and notice no death: it ends, its journal is in order."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """A bug of ours: one half of a master must not go on without the other, holding a lease or a place."""
         log.error("master.failed", error=repr(error), exc_info=error)
         self._exit_code = INTERNAL_ERROR
@@ -443,7 +439,7 @@ class Master:
 
     # Leading.
 
-    def _fresh_core(self, *, term: int) -> MasterCore:
+    def fresh_core(self, *, term: int) -> MasterCore:
         return MasterCore(
             MasterSettings(
                 group=self.config.group,
@@ -458,10 +454,10 @@ class Master:
             now_ms=boot_ms(),
         )
 
-    def _lead_from_journal(self, term: int) -> None:
+    def lead_from_journal(self, term: int) -> None:
         """Begin with what our own journal says; the stores' slot tables have the last word."""
-        self.core = self._fresh_core(term=term)
-        self._books.restore(self.core, now_ms=boot_ms())
+        self.core = self.fresh_core(term=term)
+        self.books.restore(self.core, now_ms=boot_ms())
 
     def assert_leads(self, now: int) -> None:
         """
@@ -472,333 +468,36 @@ class Master:
         """
         if now < self.lease_until_ms:
             return
-        leader = self._leader_address()
+        leader = self.leadership.leader_address() if self.leadership is not None else None
         raise NotLeader(
             f"{self.config.name} does not lead",
             fix=f"ask {leader}" if leader else "wait for the election",
             leader=leader,
         )
 
-    def _leader_address(self) -> str | None:
-        assert self._coordinator is not None
-        claim = self._coordinator.election.seen.leader
-        return None if claim is None or claim.name == self.config.name else claim.address
-
-    def _group_keys(self) -> GroupKeys:
-        config = self.config
-        access = EtcdAccess(
-            endpoints=config.etcd,
-            ca_file=config.etcd_ca,
-            cert_file=config.etcd_cert,
-            key_file=config.etcd_key,
-            user=config.etcd_user,
-            password=read_password(config.etcd_password_file),
-        )
-        keys = GroupKeys(access, group=config.group, timeout_s=min(TIMEOUT_S_MAX, config.etcd_ttl_s / 4))
-        keys.check(self._secret)
-        return keys
-
-    def _start_election(self, keys: GroupKeys) -> None:
-        claim = Claim(
-            name=self.config.name,
-            term=0,
-            address=self._addresses["listen"],
-            control=self._addresses["control"],
-            host=self.config.host,
-        )
-        election = Election(
-            claim, ttl_s=self.config.etcd_ttl_s, term_min=read_term(self._state_dir) or first_term()
-        )
-        self._coordinator = Coordinator(
-            keys,
-            election,
-            ticked_ms=lambda: self._ticked_ms,
-            changed=lambda: self._call_soon(self._election_changed),
-            failed=lambda error: self._call_soon(lambda: self._fail(error)),
-        )
-        self._coordinator.start()
-
-    def _call_soon(self, call: Callable[[], None]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(call)
-        except RuntimeError:
-            pass  # the loop has ended
-
-    def _election_changed(self) -> None:
-        """The election's thread has news: we lead, we lead no more, or somebody else does."""
-        assert self._coordinator is not None
-        if self._stop.is_set():
-            return
-        election = self._coordinator.election
-        if self._replication is not None and election.won != self._won:
-            self._cease_to_lead()  # that leadership is over, although we have been elected again
-        if election.role is Role.LEADER and self._replication is None:
-            self._resigning = False
-            if self._starting is None:
-                self._starting = self._loop.create_task(self._begin_to_lead(election.term))
-                self._starting.add_done_callback(self._ticks_ended)
-        elif election.role is Role.STANDBY:
-            self._resigning = False
-            if self._replication is not None:
-                self._cease_to_lead()
-            self._follow(election.seen)
-        if self._replication is not None:
-            if election.term > self.core.term:
-                self.core.raise_term(election.term)
-                self._keep_term(election.term)
-            self._replication.members(election.members)
-            self._release()
-        self._renewed(election)
-
-    def _renewed(self, election: Election) -> None:
-        leads = self._replication is not None and not self._resigning
-        self.lease_until_ms = election.lease_until_ms if leads else 0
-
-    async def _begin_to_lead(self, term: int) -> None:
-        began = time.monotonic()
-        assert self._coordinator is not None
-        follower, self._follower = self._follower, None
-        try:
-            standby = await asyncio.to_thread(self._take_over, follower, term)
-        except KvopsError as error:
-            log.error("leadership.refused", term=term, error=error.what, fix=error.fix)
-            self._trouble("leadership_refused", error)
-            with self._coordinator.lock:
-                self._coordinator.election.resign()
-            return
-        finally:
-            self._starting = None
-        election = self._coordinator.election
-        if election.role is not Role.LEADER or election.term != term:
-            self._call_soon(self._election_changed)  # it took so long that somebody else leads
-            return
-        self._won = election.won
-        self._troubles.pop("leadership_refused", None)
-        hot = standby is not None
-        if standby is not None:
-            standby.promote(term=term, now_ms=boot_ms())
-            self.core = standby.core
-        self._replication = Replication(sequence=0 if standby is None else standby.sequence)
-        self._streams = Streams()
-        seconds = round(time.monotonic() - began, 3)
-        self.core.led(self.config.name, hot=hot, seconds=seconds, now_ms=boot_ms())
-        with self._coordinator.lock:
-            election.serving = True
-        self._coordinator.wake()
-        self._election_changed()
-
-    def _take_over(self, follower: Follower | None, term: int) -> Standby | None:
-        """Off the loop: what we have followed, where that was everything; else what our journal knows."""
-        if term > TERM_MAX:
-            raise Refused(
-                f"term {term} is beyond {TERM_MAX}", fix="start a new group: its generations are used up"
-            )
-        self._keep_term(term)
-        standby = follower.standby if follower is not None and follower.stop() else None
-        if standby is not None and standby.caught_up:
-            return standby
-        self._lead_from_journal(term)
-        return None
-
-    def _keep_term(self, term: int) -> None:
-        """Where the disk is full, lead all the same: etcd has the term, and stores refuse a lower one."""
-        try:
-            note_term(self._state_dir, term)
-            self._troubles.pop("term_unkept", None)
-        except KvopsError as error:
-            log.error("term.unkept", term=term, error=error.what)
-            self._trouble("term_unkept", error)
-
-    def _trouble(self, code: str, error: KvopsError) -> None:
-        self._troubles[code] = Trouble(code=code, text=error.what, fix=error.fix)
-
-    def _cease_to_lead(self) -> None:
-        """Somebody else may lead already: drop everybody, and whatever was not acknowledged."""
-        log.warning("leadership.ended", term=self.core.term)
-        self._replication = None
-        self._streams = Streams()
-        self.lease_until_ms = 0
-        unconfirmed, self._unconfirmed = self._unconfirmed, []
-        for _, confirmed in unconfirmed:
-            if not confirmed.done():
-                confirmed.set_exception(
-                    NotLeader(f"{self.config.name} does not lead any more", fix="look with kvops status")
-                )
-        for peer in list(self._peers.values()):
-            peer.transport.abort()
-        self._books.close()
-        self.core = self._fresh_core(term=0)
-        self._sweep_later()
-
-    def _sweep_later(self) -> None:
-        """A directory was let go: free its memory, unless we lead by then; the next one takes it along."""
-        self._loop.call_later(
-            SWEEP_DELAY_S, lambda: None if self._replication is not None else collector.sweep()
-        )
-
-    def _core_to_follow_with(self) -> MasterCore:
-        """On the follower's thread."""
-        self._call_soon(self._sweep_later)
-        return self._fresh_core(term=0)
-
-    def _follow(self, seen: Seen) -> None:
-        leader = seen.leader
-        follower = self._follower
-        election = self._coordinator.election if self._coordinator is not None else None
-        assert election is not None
-        if leader is not None and leader.name != self.config.name:
-            address = Address.parse(leader.address)
-            if follower is None or follower.leader != address:
-                if follower is not None:
-                    follower.stop()
-                self._follower = follower = Follower(
-                    address,
-                    secret=self._secret,
-                    hello=self._hello,
-                    core=self._core_to_follow_with,
-                    journal=self._write_followed,
-                    changed=lambda: self._call_soon(self._election_changed),
-                )
-                follower.start()
-        standby = follower.standby if follower is not None else None
-        election.barred = self._directory().holds.drains_host(self.config.host)
-        election.hot = (
-            follower is not None
-            and standby is not None
-            and standby.caught_up
-            # Where etcd has lost everything, whoever has followed knows more than whoever has not.
-            and (seen.members.term == follower.term if seen.members else not seen.members_revision)
-        )
-
-    def _hello(self) -> Hello:
-        return Hello(
-            role="master",
-            group=self.config.group,
-            name=self.config.name,
-            host=self.config.host,
-            numa_node=0,
-            pid=os.getpid(),
-            boot_id=boot_id(),
-            nonce=b"",
-        )
-
-    def _write_followed(self, standby: Standby, entry: JournalEntry | None) -> None:
-        """On the follower's thread: the journal of a standby holds what it follows, from the state on."""
-        if entry is None:
-            self._books.begin(standby.core)
-        else:
-            self._books.append([entry], standby.core)
-            self._books.step()
-
-    def _ask_for_term(self, seen: int) -> None:
-        assert self._coordinator is not None
-        with self._coordinator.lock:
-            election = self._coordinator.election
-            election.term_wanted = max(election.term_wanted, seen)
-        self._coordinator.wake()
-
-    # Standbys.
-
-    def standby_frame(self, peer: _Peer, frame: Frame, body: bytes) -> None:
-        """A standby joins, or acknowledges."""
-        replication, now = self._replication, boot_ms()
-        if replication is None or peer.hello is None or peer.hello.role != "master":
-            raise WireError(f"frame kind {frame.kind} is a standby's to a leader", fix="")
-        if frame.kind == Kind.JOIN:
-            join = decode(body, m.Join)
-            if join.version.split(".")[0] != __version__.split(".")[0]:
-                raise Refused(
-                    f"standby {join.name} runs kvops {join.version}, the leader {__version__}",
-                    fix="upgrade one of them: only versions of one major number replicate",
-                )
-            before = replication.joined(peer.conn, join.name, now_ms=now)
-            if before is not None and before in self._peers:
-                self._peers[before].transport.abort()
-            peer.reply(frame, wire.encode(m.Joined(term=self.core.term, now_ms=now)))
-            self._streams.add(peer.conn, peer.transport, self.core, sequence=replication.sequence)
-            log.info("standby.joined", name=join.name)
-        else:
-            sequence, caught_up = ACK.unpack(body)
-            replication.acked(peer.conn, sequence, caught_up=bool(caught_up), now_ms=now)
-            self._release()
-            if caught_up:
-                self._tend_standbys(now)
-
-    def _tend_standbys(self, now: int) -> None:
-        assert self._coordinator is not None
-        replication, election = self._replication, self._coordinator.election
-        if replication is None:
-            return
-        self._renewed(election)
-        for conn in replication.laggards(now_ms=now):
-            peer = self._peers.get(conn)
-            if peer is not None:
-                peer.transport.abort()
-        if replication.wanted != election.members_wanted:
-            with self._coordinator.lock:
-                election.members_wanted = replication.wanted
-            self._coordinator.wake()
-        if self._streams.busy:
-            self._streams.step(sequence=replication.sequence)
-        if now >= self._beat_due_ms:
-            self._beat_due_ms = now + BEAT_INTERVAL_MS
-            self._streams.beat()
-
-    def must_wait(self, kind: int, answer: bytes) -> bool:
-        """Whether an answer promises what not every standby has."""
-        if self._replication is None:
-            return False
-        if self.core.journal:
-            self._remember()
-        if not self._replication.pending:
-            return False
-        return kind != Kind.PUT_START or m.PutStatus.EXISTS in answer[m.PUT_REPLY_HEAD.size :]
-
-    def answer_later(self, peer: _Peer, data: bytes) -> None:
-        """Keep an answer until the standbys have what it promises."""
-        assert self._replication is not None
-        if self._replication.held >= HELD_MAX:
-            peer.transport.abort()
-        else:
-            self._replication.hold(peer.conn, data)
-
-    def _release(self) -> None:
-        assert self._replication is not None
-        for sequence, confirmed in self._unconfirmed:
-            if sequence <= self._replication.committed and not confirmed.done():
-                confirmed.set_result(None)
-        self._unconfirmed = [one for one in self._unconfirmed if not one[1].done()]
-        for conn, data in self._replication.release():
-            peer = self._peers.get(conn)
-            if peer is not None:
-                peer.transport.write(data)
-
-    def _remember(self) -> None:
+    def remember(self) -> None:
         """What was done goes to the standbys, and into the journal."""
         entries, self.core.journal = self.core.journal, []
-        replication = self._replication
-        if replication is not None:
-            now = boot_ms()
-            self._streams.send([(replication.append(now_ms=now), entry) for entry in entries])
-        self._books.append(entries, self.core)
+        if self.leadership is not None:
+            self.leadership.replicate(entries)
+        self.books.append(entries, self.core)
 
     # What operators ask.
 
     def _directory(self) -> MasterCore:
         """What we lead with, or follow."""
-        standby = self._follower.standby if self._follower is not None else None
-        return self.core if standby is None else standby.core
+        return self.core if self.leadership is None else self.leadership.directory
 
     def status(self) -> MasterStatus:
         """The master as it is now."""
-        core = self._directory()
+        core, leadership = self._directory(), self.leadership
         return MasterStatus(
             group=self.config.group,
             name=self.config.name,
             host=self.config.host,
             pid=os.getpid(),
-            address=self._addresses.get("listen", ""),
-            role="leader" if self._coordinator is None or self._replication is not None else "standby",
+            address=self.addresses.get("listen", ""),
+            role="leader" if self.leadership is None or self.leadership.leads else "standby",
             term=self._term(),
             uptime_s=time.monotonic() - self._started,
             placement=self.config.placement,
@@ -813,52 +512,16 @@ class Master:
             stores=[store.info() for store in core.stores],
             clients=core.clients(),
             holds=core.holds.every(now_ms=boot_ms()),
-            troubles=self._every_trouble(),
-            **self._standing(),
+            troubles=[*self.books.troubles(), *(leadership.troubles() if leadership is not None else ())],
+            **(leadership.standing() if leadership is not None else {"members": [self.config.name]}),
         )
 
-    def _every_trouble(self) -> list[Trouble]:
-        troubles = [*self._troubles.values(), *self._books.troubles()]
-        follower = self._follower
-        if self._coordinator is not None and self._replication is None:
-            seen = self._coordinator.election.seen
-            if seen.trouble:
-                fix = "it is written anew by the next leader"
-                if seen.taken and seen.leader is None:
-                    fix = f"etcdctl del /kvops/{self.config.group}/leader"
-                elif seen.members is None and seen.members_revision:
-                    fix = f"kvops master promote {self.config.name} --force in-sync, when nobody leads"
-                troubles.append(Trouble(code="etcd_damaged", text=seen.trouble, fix=fix))
-            leader_known = seen.leader is not None and not self._coordinator.silent_since_ms
-            if follower is not None and (error := follower.trouble) is not None and leader_known:
-                troubles.append(Trouble(code="cannot_follow", text=error.what, fix=error.fix))
-        return troubles
+    def _standby_count(self) -> int:
+        leadership = self.leadership
+        return len(leadership.members()) - 1 if leadership is not None and leadership.leads else 0
 
     def _term(self) -> int:
-        return self.core.term if self._follower is None else self._follower.term
-
-    def _standing(self) -> dict[str, Any]:
-        """What a master among several says of itself beside that."""
-        coordinator = self._coordinator
-        if coordinator is None:
-            return {"members": [self.config.name]}
-        election, standby = (
-            coordinator.election,
-            self._follower.standby if self._follower is not None else None,
-        )
-        leads = self._replication is not None
-        seen = election.seen.members
-        silent_ms = boot_ms() - coordinator.silent_since_ms if coordinator.silent_since_ms else 0
-        if self._replication is not None:
-            sequence = self._replication.sequence
-        else:
-            sequence = standby.sequence if standby is not None else 0
-        return {
-            "sequence": sequence,
-            "members": sorted(self._members()) if leads else list(seen.names) if seen is not None else [],
-            "promotable": leads or (election.hot and election.eligible()),
-            "etcd_silent_ms": silent_ms,
-        }
+        return self.core.term if self.leadership is None else self.leadership.term
 
     def hold(self, kind: HoldKind, request: pb.DrainRequest) -> HoldReply:
         """Drain or cordon."""
@@ -877,17 +540,9 @@ class Master:
             now_ms=now,
         )
         self._send()
-        if kind is HoldKind.DRAIN and not request.dry_run:
-            self._leave_drained_host()
+        if self.leadership is not None and kind is HoldKind.DRAIN and not request.dry_run:
+            self.leadership.leave_drained_host()
         return reply
-
-    def _leave_drained_host(self) -> None:
-        """A leader whose own host is to be powered off lets another one lead, once the drain is everybody's."""
-        if self._coordinator is None or not self.core.holds.drains_host(self.config.host):
-            return
-        self._coordinator.election.barred = True
-        if self._members() != {self.config.name}:
-            self._loop.call_later(STEP_DOWN_DELAY_S, self._resign)
 
     def lift(self, request: pb.UndrainRequest) -> HoldReply:
         """Undrain."""
@@ -902,15 +557,15 @@ class Master:
         """What stopping these would do to the pool."""
         self.assert_leads(boot_ms())
         masters = {self.config.name: self.config.host}
-        for standby in self._replication.standbys() if self._replication is not None else ():
-            hello = self._peers[standby.conn].hello
-            masters[standby.name] = hello.host if hello is not None else ""
+        for name, conn in self.leadership.standbys() if self.leadership is not None else ():
+            hello = self._peers[conn].hello
+            masters[name] = hello.host if hello is not None else ""
         taken = {name for name, host in masters.items() if name in targets or host in targets}
         hosts = {store.mount.host for store in self.core.stores}
         only_masters = {*masters, *(host for host in masters.values() if host not in hosts)}
         stores = [target for target in targets if target not in only_masters]
         reply = self.core.holds.ok_to_stop(stores, now_ms=boot_ms()) if stores else HoldReply(holds=[])
-        able = self._members() - taken
+        able = (self.leadership.members() if self.leadership is not None else {self.config.name}) - taken
         check = StopCheck(
             name="masters",
             ok=bool(able),
@@ -922,77 +577,22 @@ class Master:
         bare = [target for target in targets if target not in stores]
         return msgspec.structs.replace(reply, checks=[*reply.checks, check], unchanged=bare)
 
-    def _members(self) -> set[str]:
-        """Masters that have everything that was acknowledged."""
-        others = self._coordinator.election.members if self._coordinator is not None else frozenset[str]()
-        return {self.config.name, *others}
-
     def step_down(self, *, owner: str, force: Sequence[str]) -> int:
-        """Give the leadership to a standby that has everything."""
+        """Give the leadership to a standby that has everything; the term that ends."""
         self.assert_leads(boot_ms())
-        if self._coordinator is None or (self._members() == {self.config.name} and "standby" not in force):
-            raise Refused(
-                f"no other master could lead in place of {self.config.name}",
-                fix="wait until a standby has caught up (kvops status); --force standby leaves the group without",
-            )
-        term = self.core.term
-        log.info("leadership.resigned", term=term, owner=owner)
-        self._resign()
-        return term
+        return self._among_several().step_down(owner=owner, force=force)
 
     def promote(self, *, owner: str, force: Sequence[str], dry_run: bool) -> Promotion:
-        """
-        Lead although not in the in-sync set, whose members are gone for good: an operator's way out.
+        """Lead although not in the in-sync set, whose members are gone for good."""
+        return self._among_several().promote(owner=owner, force=force, dry_run=dry_run)
 
-        Raises:
-            UsageError: A check that nobody knows.
-            Refused: Somebody leads or can without this, or the set's members may come back.
-            Unreachable: etcd does not answer.
-        """
-        name, coordinator = self.config.name, self._coordinator
-        unknown = sorted(set(force) - {"in-sync"})
-        if unknown:
-            raise UsageError(f"unknown check {', '.join(unknown)}", fix="the only one is in-sync")
-        if coordinator is None or self._replication is not None:
-            raise Refused(f"{name} leads already", fix="see kvops status")
-        if coordinator.silent_since_ms:
-            raise Unreachable(
-                f"etcd does not answer {name}", fix="bring etcd back first: etcdctl endpoint health"
-            )
-        seen = coordinator.election.seen
-        if not coordinator.election.free:
-            leader = seen.leader.name if seen.leader is not None else "somebody"
+    def _among_several(self) -> Leadership:
+        if self.leadership is None:
             raise Refused(
-                f"{leader} leads, or did a moment ago", fix="wait some seconds, then see kvops status"
+                f"{self.config.name} is this group's only master",
+                fix="start several: kvops start --masters 3 --etcd HOST:PORT",
             )
-        if coordinator.election.eligible():
-            raise Refused(f"{name} needs no promotion: it is in the in-sync set", fix="wait for the election")
-        members = list(seen.members.names) if seen.members is not None else []
-        who = ", ".join(members) or "the members of a set that cannot be read"
-        if "in-sync" not in force and not dry_run:
-            raise Refused(
-                f"{name} lacks what {who} acknowledged last",
-                fix=f"start {who} again; gone for good: --force in-sync. Objects in living stores are kept; drains"
-                f" and cordons that {name} did not hear of are lost",
-            )
-        core = self._directory()
-        made = Promotion(
-            term=seen.term, members=members, objects=len(core.index), holds=len(core.holds.rows())
-        )
-        if not dry_run:
-            log.warning("master.promoted", owner=owner, replaces=members, objects=made.objects)
-            with coordinator.lock:
-                coordinator.election.promote()
-            coordinator.wake()
-        return made
-
-    def _resign(self) -> None:
-        """Answer nobody from now on: the lease is given back, so another may lead in a moment."""
-        assert self._coordinator is not None
-        self._resigning, self.lease_until_ms = True, 0
-        with self._coordinator.lock:
-            self._coordinator.election.resign()
-        self._coordinator.wake()
+        return self.leadership
 
     def holds(self) -> HoldReply:
         """Every hold."""
@@ -1005,18 +605,9 @@ class Master:
         Raises:
             Unreachable: Standbys did not confirm, or somebody else leads by now: it may be undone.
         """
-        replication = self._replication
-        if replication is not None and replication.pending:
-            confirmed: asyncio.Future[None] = self._loop.create_future()
-            self._unconfirmed.append((replication.sequence, confirmed))
-            try:
-                await asyncio.wait_for(confirmed, COMMIT_S_MAX)
-            except TimeoutError:
-                raise Unreachable(
-                    f"the standbys of {self.config.name} have not confirmed it within {COMMIT_S_MAX:g} s",
-                    fix="look with kvops status, then repeat: it does nothing twice",
-                ) from None
-        if not await asyncio.to_thread(self._books.flush, FLUSH_S_MAX):
+        if self.leadership is not None:
+            await self.leadership.committed()
+        if not await asyncio.to_thread(self.books.flush, FLUSH_S_MAX):
             log.error("journal.behind", waited_s=FLUSH_S_MAX)  # what was asked for is done all the same
 
     def events(self, since: str | None) -> list[Event]:

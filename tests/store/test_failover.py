@@ -182,12 +182,23 @@ def test_one_member_of_etcd_may_die(pool: LocalPool, etcd: EtcdCluster) -> None:
     """The leader renews its lease through the others: nobody notices."""
     client = pool.connect(deadline_ms=DEADLINE_MS)
     _, said = leader(pool)
-    etcd.send(etcd.leader(), signal.SIGKILL)
+    etcd.send((etcd.leader() + 1) % 3, signal.SIGKILL)
     for number in range(60):
         assert works(client, f"etcd-{number}")
         threading.Event().wait(0.03)  # two seconds, longer than the lease
 
     assert leader(pool)[1].term == said.term
+
+
+def test_the_leader_of_etcd_may_hang(pool: LocalPool, etcd: EtcdCluster) -> None:
+    """While etcd elects another one nothing can be renewed; whatever comes of that, all is well soon, and whole."""
+    client = pool.connect(deadline_ms=DEADLINE_MS)
+    keys = fill(client, "etcd-leader", 20)
+    etcd.send(etcd.leader(), signal.SIGSTOP)
+    threading.Event().wait(1.5)  # longer than the lease
+
+    until(lambda: works(client, "etcd-elected"), "a put works")
+    until(lambda: kept(client, keys) == 20, "everything is there")
 
 
 def test_a_group_of_the_same_name_with_another_secret_is_refused(etcd: EtcdCluster, pool: LocalPool) -> None:
