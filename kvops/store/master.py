@@ -78,6 +78,7 @@ JOURNAL_WAIT_S: Final = 1.0  # for a standby's disk to take the state
 JOURNAL_STEP_S: Final = 0.1
 INTERNAL_ERROR: Final = 70  # EX_SOFTWARE of sysexits.h
 STEP_DOWN_DELAY_S: Final = 0.2  # after a drain of its own host: the answer leaves first
+TERM_RETRY_S: Final = 10.0  # for a disk that refused it
 SWEEP_DELAY_S: Final = 1.0  # connections that were cut hold on to the directory for a moment
 STALLED_S: Final = 2.0  # a loop that has not ticked for this long is not ready
 
@@ -598,8 +599,17 @@ class Master:
             note_term(self._state_dir, term)
             self._troubles.pop("term_unkept", None)
         except KvopsError as error:
-            log.error("term.unkept", term=term, error=error.what)
+            if "term_unkept" not in self._troubles:
+                log.error("term.unkept", term=term, error=error.what)
             self._trouble("term_unkept", error)
+            self._call_soon(lambda: self._keep_term_later(term))
+
+    def _keep_term_later(self, term: int) -> None:
+        def retry() -> None:
+            if not self._stop.is_set():
+                self._loop.run_in_executor(None, self._keep_term, term)
+
+        self._loop.call_later(TERM_RETRY_S, retry)
 
     def _trouble(self, code: str, error: KvopsError) -> None:
         self._troubles[code] = Trouble(code=code, text=error.what, fix=error.fix)
