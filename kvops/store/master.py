@@ -54,7 +54,7 @@ from kvops.store.model import (
     StopCheck,
     Trouble,
 )
-from kvops.store.replication import ACK, Replication
+from kvops.store.replication import Replication, unpack_ack
 from kvops.store.snapshot import Snapshot
 from kvops.store.standby import Standby
 from kvops.store.streams import Streams
@@ -677,6 +677,7 @@ class Master:
                     core=self._core_to_follow_with,
                     journal=self._write_followed,
                     changed=lambda: self._call_soon(self._election_changed),
+                    failed=lambda error: self._call_soon(lambda: self._fail(error)),
                 )
                 follower.start()
         standby = follower.standby if follower is not None else None
@@ -767,8 +768,8 @@ class Master:
             self._streams.add(peer.conn, peer.transport, self.core, sequence=replication.sequence)
             log.info("standby.joined", name=join.name)
         else:
-            sequence, caught_up = ACK.unpack(body)
-            replication.acked(peer.conn, sequence, caught_up=bool(caught_up), now_ms=now)
+            sequence, caught_up = unpack_ack(body)
+            replication.acked(peer.conn, sequence, caught_up=caught_up, now_ms=now)
             self._release()
             if caught_up:
                 self._tend_standbys(now)
