@@ -19,6 +19,7 @@ from kvops.fleet.preflight import human_bytes
 from kvops.limits import GIB, MIB
 from kvops.store.topology import read_topology
 
+_FILE: Final = click.Path(exists=True, dir_okay=False, resolve_path=True)
 READY_TIMEOUT_S: Final = 30.0
 READY_TIMEOUT_S_PER_GIB: Final = 2.0  # populating memory on a busy machine
 HUGE_PAGES: Final = {"off": 0, "2MiB": 2 * MIB, "1GiB": GIB}
@@ -41,6 +42,11 @@ PREFLIGHT_COLUMNS: Final = (
     metavar="HOST:PORT,…|auto",
     help="Elects the leading master; auto: start one of three members here.",
 )
+@click.option("--etcd-ca", type=_FILE, metavar="FILE", help="Who vouches for that etcd; makes it TLS.")
+@click.option("--etcd-cert", type=_FILE, metavar="FILE", help="Our certificate for it …")
+@click.option("--etcd-key", type=_FILE, metavar="FILE", help="… and its key.")
+@click.option("--etcd-user", metavar="NAME", help="Who we are to it; with --etcd-password-file.")
+@click.option("--etcd-password-file", type=_FILE, metavar="FILE", help="Its first line is the password.")
 @click.option(
     "--stores",
     type=click.IntRange(0, 64),
@@ -95,6 +101,11 @@ def command(
     settings: Settings,
     masters: int,
     etcd: tuple[str, ...],
+    etcd_ca: str | None,
+    etcd_cert: str | None,
+    etcd_key: str | None,
+    etcd_user: str | None,
+    etcd_password_file: str | None,
     stores: int | None,
     segment_size: int,
     hugepages: str,
@@ -138,8 +149,21 @@ def command(
         raise UsageError(
             f"unknown transport {', '.join(unknown) or '(none)'}", fix=f"use some of {', '.join(TRANSPORTS)}"
         )
-    endpoints = [text.removeprefix("http://").rstrip("/") for text in split_list(etcd)]
+    secure = [text for text in split_list(etcd) if text.startswith("https://")]
+    if secure and not etcd_ca:
+        raise UsageError(f"{secure[0]} is TLS", fix="say who vouches for it: --etcd-ca FILE")
+    endpoints = [
+        text.removeprefix("http://").removeprefix("https://").rstrip("/") for text in split_list(etcd)
+    ]
     auto = endpoints == ["auto"]
+    if (auto or not endpoints) and (etcd_ca or etcd_user):
+        raise UsageError(
+            "--etcd-ca and --etcd-user are for an etcd that runs", fix="name it: --etcd HOST:PORT"
+        )
+    if bool(etcd_user) != bool(etcd_password_file):
+        raise UsageError(
+            "a user and its password go together", fix="--etcd-user NAME --etcd-password-file FILE"
+        )
     if not auto:
         for endpoint in endpoints:
             split_address(endpoint)
@@ -164,6 +188,11 @@ def command(
         masters=masters,
         etcd=() if auto else tuple(endpoints),
         etcd_members=ETCD_MEMBERS if auto else 0,
+        etcd_ca=etcd_ca or "",
+        etcd_cert=etcd_cert or "",
+        etcd_key=etcd_key or "",
+        etcd_user=etcd_user or "",
+        etcd_password_file=etcd_password_file or "",
     )
     out = Output(settings)
     target = resolve(settings, starting=True)

@@ -209,6 +209,11 @@ class StartPlan:
     etcd: tuple[str, ...] = ()  # host:port of one that runs
     etcd_members: int = 0  # … or how many members of one of our own
     etcd_ttl_s: int = 0  # of the leader's lease; 0: what suits that etcd
+    etcd_ca: str = ""  # absolute paths, as a master is given them; "" for none
+    etcd_cert: str = ""
+    etcd_key: str = ""
+    etcd_user: str = ""
+    etcd_password_file: str = ""
 
     def members(self) -> list[Member]:
         """Who will be in the group."""
@@ -688,6 +693,11 @@ class LocalGroup:
             placement=PlacementPolicy(plan.placement),
             etcd=list(endpoints),
             etcd_ttl_s=plan.etcd_ttl_s or (etcd.LEASE_TTL_S if plan.etcd_members else ETCD_TTL_S),
+            etcd_ca=plan.etcd_ca,
+            etcd_cert=plan.etcd_cert,
+            etcd_key=plan.etcd_key,
+            etcd_user=plan.etcd_user,
+            etcd_password_file=plan.etcd_password_file,
         )
 
     def _store_config(self, plan: StartPlan, state: GroupState, member: Member) -> StoreConfig:

@@ -21,7 +21,7 @@ from kvops.net.wire import Frame, Kind, decode
 from kvops.store import messages as m
 from kvops.store.clock import boot_ms
 from kvops.store.master_core import JournalEntry, MasterCore
-from kvops.store.replication import ACK, ENTRY
+from kvops.store.replication import ACK, unpack_entries
 from kvops.store.standby import Standby
 
 RETRY_S: Final = (0.05, 0.2)
@@ -41,6 +41,7 @@ class Follower:
         core: Makes a fresh directory for every time the state is taken over.
         journal: Takes what is to be written into our own journal: None first, for "begin anew".
         changed: Called when ``standby`` has caught up, or is another.
+        failed: Called when the thread ends by what is a bug: nobody is followed from then on.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Follower:
         core: Callable[[], MasterCore],
         journal: Callable[[Standby, JournalEntry | None], None],
         changed: Callable[[], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self.leader = leader
         self.standby: Standby | None = None
@@ -63,6 +65,7 @@ class Follower:
         self._core = core
         self._journal = journal
         self._changed = changed
+        self._failed = failed
         self._joined: m.Joined | None = None
         self._acked = (-1, False)
         self._stopping = False
@@ -85,6 +88,12 @@ class Follower:
         return True
 
     def _run(self) -> None:
+        try:
+            self._follow_until_stopped()
+        except Exception as error:  # noqa: BLE001 (a thread's end would be noticed by nobody)
+            self._failed(error)
+
+    def _follow_until_stopped(self) -> None:
         told = False
         while not self._stopping:
             try:
@@ -154,17 +163,14 @@ class Follower:
     def _apply(self, body: bytes) -> None:
         standby = self.standby
         assert standby is not None
-        at, now = 0, boot_ms()
-        while at < len(body) and not self._stopping:
-            sequence, kind, _, _, size = ENTRY.unpack_from(body, at)
-            at += ENTRY.size
+        now = boot_ms()
+        for sequence, kind, part in unpack_entries(body):
+            if self._stopping:
+                return  # whoever stopped us may lead with what we have
             before = standby.caught_up
-            entry = standby.apply(sequence, kind, body[at : at + size], now_ms=now)
-            at += size
+            entry = standby.apply(sequence, kind, part, now_ms=now)
             if standby.caught_up and not before:
                 self._journal(standby, None)
                 self._changed()
             elif entry is not None and standby.caught_up:
                 self._journal(standby, entry)
-        if at > len(body):
-            raise WireError("an operation is cut short", fix="")

@@ -32,11 +32,12 @@ from kvops.store.election import Claim, Election, Role, Seen
 from kvops.store.follower import Follower
 from kvops.store.master_core import JournalEntry, MasterCore
 from kvops.store.model import Promotion, Trouble
-from kvops.store.replication import ACK, Replication
+from kvops.store.replication import Replication, unpack_ack
 from kvops.store.standby import Standby
 from kvops.store.streams import Outlet, Streams
 from kvops.store.term import TERM_MAX, first_term, note_term, read_term
 
+TERM_RETRY_S: Final = 10.0  # for a disk that refused it
 COMMIT_S_MAX: Final = 2.0  # an operator's change waits this long for standbys
 HELD_MAX: Final = 100_000  # answers that wait for standbys
 STEP_DOWN_DELAY_S: Final = 0.2  # after a drain of its own host: the answer leaves first
@@ -246,8 +247,17 @@ class Leadership:
             note_term(self._master.state_dir, term)
             self._troubles.pop("term_unkept", None)
         except KvopsError as error:
-            log.error("term.unkept", term=term, error=error.what)
+            if "term_unkept" not in self._troubles:
+                log.error("term.unkept", term=term, error=error.what)
             self._trouble("term_unkept", error)
+            self._call_soon(lambda: self._keep_term_later(term))
+
+    def _keep_term_later(self, term: int) -> None:
+        def retry() -> None:
+            if not self._master.stopping:
+                self._loop.run_in_executor(None, self._keep_term, term)
+
+        self._loop.call_later(TERM_RETRY_S, retry)
 
     def _trouble(self, code: str, error: KvopsError) -> None:
         self._troubles[code] = Trouble(code=code, text=error.what, fix=error.fix)
@@ -298,6 +308,7 @@ class Leadership:
                     core=self._core_to_follow_with,
                     journal=self._write_followed,
                     changed=lambda: self._call_soon(self._election_changed),
+                    failed=lambda error: self._call_soon(lambda: self._master.fail(error)),
                 )
                 follower.start()
         standby = follower.standby if follower is not None else None
@@ -405,8 +416,8 @@ class Leadership:
             self._streams.add(conn, peer.transport, self._master.core, sequence=replication.sequence)
             log.info("standby.joined", name=join.name)
         else:
-            sequence, caught_up = ACK.unpack(body)
-            replication.acked(conn, sequence, caught_up=bool(caught_up), now_ms=now)
+            sequence, caught_up = unpack_ack(body)
+            replication.acked(conn, sequence, caught_up=caught_up, now_ms=now)
             self.release()
             if caught_up:
                 self.tend(now)

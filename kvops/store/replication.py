@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
+
+from kvops.errors import WireError
 
 LAG_MS_MAX: Final = 500  # a standby that acknowledges nothing of what it was sent for so long is taken out
 
@@ -22,8 +25,42 @@ ENTRY: Final = struct.Struct("<QHHII")
 ACK: Final = struct.Struct("<QI")
 """Sequence up to which all is applied, 1 once the whole state has been taken over."""
 
+VERSIONS: Final = "upgrade the older one: neighbouring versions work together"
+
 STATE_END: Final = 0xFFFF
 """In place of a journal kind: the state that a standby takes over at first is whole."""
+
+
+def unpack_ack(body: bytes) -> tuple[int, bool]:
+    """
+    Sequence, and whether the whole state has been taken over.
+
+    Raises:
+        WireError: It is no acknowledgement.
+    """
+    if len(body) != ACK.size:
+        raise WireError(f"an acknowledgement of {len(body)} B, not {ACK.size}", fix=VERSIONS)
+    sequence, caught_up = ACK.unpack(body)
+    return sequence, bool(caught_up)
+
+
+def unpack_entries(body: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """
+    Sequence, kind and body of each operation.
+
+    Raises:
+        WireError: One is cut short.
+    """
+    at = 0
+    while at < len(body):
+        if len(body) - at < ENTRY.size:
+            raise WireError(f"an operation is cut short: {len(body) - at} B are left", fix=VERSIONS)
+        sequence, kind, _, _, size = ENTRY.unpack_from(body, at)
+        at += ENTRY.size
+        if len(body) - at < size:
+            raise WireError(f"operation {sequence} is cut short: {len(body) - at} of {size} B", fix=VERSIONS)
+        yield sequence, kind, body[at : at + size]
+        at += size
 
 
 @dataclass(slots=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kvops.store.replication import LAG_MS_MAX, Replication
+import pytest
+
+from kvops.errors import WireError
+from kvops.store.replication import ACK, ENTRY, LAG_MS_MAX, Replication, unpack_ack, unpack_entries
 
 
 def leader() -> Replication:
@@ -83,3 +86,22 @@ def test_a_standby_that_comes_again_replaces_its_former_connection() -> None:
     assert one.pending
     one.acked(9, 1, caught_up=True, now_ms=2)
     assert not one.pending
+
+
+@pytest.mark.parametrize("cut", range(1, 2 * (ENTRY.size + 5)))
+def test_operations_that_are_cut_short_are_refused(cut: int) -> None:
+    """At whatever byte a frame ends, what is whole is given; the rest is an error that a peer can be told."""
+    whole = b"".join(ENTRY.pack(number, 1, 0, 1, 5) + b"abcde" for number in (1, 2))
+    count, rest = divmod(cut, ENTRY.size + 5)
+    entries = unpack_entries(whole[:cut])
+
+    assert [next(entries) for _ in range(count)] == [(number + 1, 1, b"abcde") for number in range(count)]
+    with pytest.raises(WireError, match="cut short") if rest else pytest.raises(StopIteration):
+        next(entries)
+
+
+@pytest.mark.parametrize("size", [0, ACK.size - 1, ACK.size + 1])
+def test_an_acknowledgement_of_another_size_is_refused(size: int) -> None:
+    """It is a version or a bug of somebody else's, not ours."""
+    with pytest.raises(WireError, match="acknowledgement"):
+        unpack_ack(bytes(size))
