@@ -127,7 +127,7 @@ def show(out: Output, target: Target, judgement: Judgement, **more: Any) -> int:
     rows = [row | {"role": "master"} for row in judgement.masters]
     held = {hold["number"]: str(hold["state"]) for hold in judgement.holds}
     for row in judgement.stores:
-        state = held.get(row["hold"], "") if row["state"] in SERVING_OR_DRAINING else ""
+        state = held.get(row.get("hold"), "") if row["state"] in SERVING_OR_DRAINING else ""
         rows.append(row | {"role": "store", "state": state or row["state"]})
     out.table(COLUMNS, rows)
     if judgement.holds and out.human:
