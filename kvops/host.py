@@ -320,7 +320,7 @@ class SshHost:
                     + (known_hosts or "~/.ssh/known_hosts"),
                 ) from error
             raise Unreachable(
-                f"{self._name}: {error or type(error).__name__}",
+                f"{self._name}: {getattr(error, 'strerror', None) or error or type(error).__name__}",
                 fix=f"try: ssh -p {port} {address} true",
             ) from error
 

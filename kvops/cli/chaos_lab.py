@@ -59,7 +59,11 @@ def up(settings: Settings, stores: int, segment_size: int) -> int:
     rows = [{"name": node.name, "netns": node.netns, "address": node.address} for node in made.nodes]
     out.header(f"{group} (lab)", f"{len(rows) - 1} nodes")
     out.rows("nodes", COLUMNS, rows, group=group)
-    out.line(f"on a node: ip netns exec {made.nodes[1].netns} …    remove: kvops chaos lab down")
+    named = "" if group == "local" else f" -g {group}"
+    out.line(
+        f"from a node: ip netns exec {made.nodes[1].netns} kvops{named} status    "
+        f"remove: kvops{named} chaos lab down"
+    )
     return 0
 
 

@@ -22,7 +22,8 @@ COLUMNS: Final = (Column("file"), Column("severity"), Column("rule"), Column("te
 @click.pass_obj
 def command(settings: Settings, files: tuple[Path, ...], schema: bool) -> int:
     r"""
-    Check experiment files: keys, fault arguments, layers, scope, conflicts, deadlines, what they cannot show.
+    Check experiment files, or all of a folder: keys, fault arguments, layers, scope, conflicts, deadlines, what
+    they cannot show.
 
     Files of the Chaos Toolkit are read too; what would be done otherwise is named. Nothing is touched.
     Exit code 2: one of them would be refused.
@@ -46,7 +47,13 @@ def command(settings: Settings, files: tuple[Path, ...], schema: bool) -> int:
         raise UsageError("no experiment is named", fix="kvops chaos validate FILE")
     out = Output(settings)
     rows: list[dict[str, str]] = []
-    for path in files:
+    named = [one for path in files for one in (sorted(path.glob("*.yaml")) if path.is_dir() else [path])]
+    if not named:
+        raise UsageError(
+            f"there is no experiment (*.yaml) in {', '.join(map(str, files))}",
+            fix="name a file or another folder",
+        )
+    for path in named:
         try:
             experiment = load(path)
         except ConfigError as error:
@@ -66,9 +73,9 @@ def command(settings: Settings, files: tuple[Path, ...], schema: bool) -> int:
         ]
     errors = sum(row["severity"] == "error" for row in rows)
     if out.structured:
-        out.document({"valid": not errors, "files": [str(path) for path in files], "remarks": rows})
+        out.document({"valid": not errors, "files": [str(path) for path in named], "remarks": rows})
         return 2 if errors else 0
-    out.header("validate", f"{len(files)} file{'s' * (len(files) != 1)}, {errors} error{'s' * (errors != 1)}")
+    out.header("validate", f"{len(named)} file{'s' * (len(named) != 1)}, {errors} error{'s' * (errors != 1)}")
     if rows:
-        out.table(COLUMNS[len(files) == 1 :], rows)
+        out.table(COLUMNS[len(named) == 1 :], rows)
     return 2 if errors else 0

@@ -51,7 +51,10 @@ def command(
         share = holds.price(would, before).share
         if not dry_run and len(would.unchanged) < len(would.holds):
             confirm(
-                target, f"nothing new on {', '.join(names)}, {share:.1%} of the pool", yes=yes, share=share
+                target,
+                f"nothing new on {', '.join(names)}, {share:.1%} of the pool's capacity",
+                yes=yes,
+                share=share,
             )
         began = time.perf_counter()
         reply = client.cordon(names, reason=reason, owner=holds.owner(), force=force, dry_run=dry_run)

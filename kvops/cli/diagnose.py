@@ -413,7 +413,9 @@ def _show(
         code = 3
     kind = out.format  # a table that goes into a pipe is TSV
     if kind in ("json", "jsonl"):
-        document = _with_settings(report.document(nodes, results, fail_on=fail_on), nodes)
+        document = _with_settings(
+            report.document(nodes, results, fail_on=fail_on, unreached=bool(unreached)), nodes
+        )
         document["exit_code"] = code
         document["took_s"] = round(took_s, 3)
         document["unreached"] = [{"host": name, "reason": reason} for name, reason in unreached]
@@ -427,11 +429,11 @@ def _show(
             for row in document["results"]:
                 out.raw_json({"schema": 1, **row})
     elif kind == "junit":
-        click.echo(render.junit(results), nl=False)
+        click.echo(render.junit(results, unreached), nl=False)
     elif kind == "md":
-        click.echo(render.markdown(nodes, results, took_s=took_s), nl=False)
+        click.echo(render.markdown(nodes, results, took_s=took_s, unreached=unreached), nl=False)
     elif kind == "html":
-        page = render.page(nodes, results, took_s=took_s)
+        page = render.page(nodes, results, took_s=took_s, unreached=unreached)
         if matrix is not None:
             from kvops.diag.render_matrix import section
 
@@ -448,6 +450,7 @@ def _show(
             took_s=took_s,
             verbose=verbose,
             style=lambda text, color: out.style(text, fg=color, bold=True),
+            unreached=unreached,
         ):
             out.line(line)
         if matrix is not None:
@@ -459,8 +462,6 @@ def _show(
                 style=lambda text, color: out.style(text, fg=color, bold=True),
             ):
                 out.line(line)
-        for name, reason in unreached:
-            out.line(out.style(f"UNREACHED  {name}: {render.safe(reason)}", fg="yellow"))
         if kind == "tsv":
             rows = [
                 {"outcome": str(r.outcome), "node": r.node, "check": r.check, "subject": f.subject}

@@ -14,6 +14,7 @@ from kvops.cli.guard import confirm
 from kvops.cli.options import RATE_BPS, Settings
 from kvops.cli.output import Output
 from kvops.errors import Unreachable
+from kvops.fleet.preflight import human_objects
 
 if TYPE_CHECKING:
     from kvops.store.model import HoldInfo, HoldReply, MasterStatus
@@ -78,7 +79,9 @@ def command(
         if dry_run:
             return _dry_run(out, target, would, cost, force)
         if len(would.unchanged) < len(would.holds):
-            text = f"{', '.join(names)}: {cost.objects:,} objects, {cost.share:.1%} of the pool"
+            text = (
+                f"{', '.join(names)}: {human_objects(cost.objects)}, {cost.share:.1%} of the pool's capacity"
+            )
             confirm(target, text, yes=yes, share=cost.share)
         began = time.perf_counter()
         reply = client.drain(names, **asked)
@@ -118,7 +121,7 @@ def _dry_run(out: Output, target: Target, would: HoldReply, cost: holds.Price, f
         steps += [
             f"hide {', '.join(hold.stores) or hold.target} from lookups and writes, as one journal entry",
             f"wait {hold.leases_left_ms} ms for the last lease",
-            f"forget {hold.objects:,} objects, and count again",
+            f"forget {human_objects(hold.objects)}, and count again",
         ]
     if out.structured:
         checks = [{"name": c.name, "ok": c.ok, "text": c.text} for c in would.checks]

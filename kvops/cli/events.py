@@ -142,7 +142,12 @@ def _row(event: Event) -> dict[str, Any]:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {"detail": " ".join(f"{key}={value}" for key, value in row["detail"].items())}
+    return row | {"detail": " ".join(f"{key}={_text(value)}" for key, value in row["detail"].items())}
+
+
+def _text(value: object) -> str:
+    """A value as JSON has it, where Python's word is another."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _print(out: Output, row: dict[str, Any]) -> None:

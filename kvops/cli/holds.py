@@ -16,7 +16,7 @@ from kvops.cli.context import Target
 from kvops.cli.output import Column, Output
 from kvops.cli.units import split_list
 from kvops.errors import Refused, Unreachable, UsageError
-from kvops.fleet.preflight import human_bytes
+from kvops.fleet.preflight import human_bytes, human_objects
 
 if TYPE_CHECKING:
     from kvops.store.model import HoldInfo, HoldReply, MasterStatus
@@ -134,7 +134,8 @@ class Price:
             ratio = f"hit ratio {self.hit_ratio:.1%} → about {self.hit_ratio_after:.1%} at first"
         safe = "; ".join(check.text for check in reply.checks)
         return [
-            f"  holds   {self.objects:,} objects, {human_bytes(self.bytes)} ({self.share:.1%} of the pool)",
+            f"  holds   {human_objects(self.objects)}, {human_bytes(self.bytes)}; "
+            f"{self.share:.1%} of the pool's capacity",
             f"  costs   {ratio}, about {max(1, round(self.seconds))} s until it is empty",
             f"  safe    the rest would be {self.full:.0%} full with all of it; {safe}",
         ]

@@ -52,7 +52,9 @@ def verify(settings: Settings, folder: Path | None) -> int:
       kvops journal verify ~/.local/state/kvops/groups/local/master-0
     """
     from kvops.errors import ParseError
+    from kvops.fleet.preflight import human_objects
     from kvops.store.journal import recover_state
+    from kvops.store.model import HoldState
 
     out = Output(settings)
     path = _folder(settings, folder)
@@ -70,7 +72,7 @@ def verify(settings: Settings, folder: Path | None) -> int:
         "whole": recovery.whole,
         "objects": len(recovery.rows),
         "stores": len(recovery.stores),
-        "holds": len(recovery.holds),
+        "holds": sum(hold.state is not HoldState.LIFTED for hold in recovery.holds.values()),
         "next_sequence": recovery.next_sequence,
     }
     if out.structured:
@@ -78,8 +80,8 @@ def verify(settings: Settings, folder: Path | None) -> int:
     else:
         gap = "" if recovery.whole else "; batches are missing that the disk refused: the stores' word counts"
         out.line(
-            f"ok  {len(recovery.rows):,} objects on {len(recovery.stores)} stores,"
-            f" {len(recovery.holds)} holds, next batch {recovery.next_sequence:,}{gap}"
+            f"ok  {human_objects(len(recovery.rows))} on {len(recovery.stores)} stores,"
+            f" {document['holds']} holds, next batch {recovery.next_sequence:,}{gap}"
         )
     return 0 if recovery.whole else 1
 

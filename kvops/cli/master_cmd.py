@@ -58,7 +58,8 @@ def step_down(settings: Settings, force: tuple[str, ...], dry_run: bool) -> int:
         target.label, f"{status.name} {text} term {term}; could follow: {', '.join(could) or 'nobody'}"
     )
     if not dry_run:
-        out.line("next: kvops status")
+        group = "" if target.name == "local" else f" -g {target.name}"
+        out.line(f"next: kvops{group} status")
     return 0
 
 

@@ -17,6 +17,7 @@ from kvops.cli.guard import confirm
 from kvops.cli.options import DURATION_MS, PATH, Settings
 from kvops.cli.output import Column, Output
 from kvops.errors import ConfigError, KvopsError, Refused, Unreachable, UsageError
+from kvops.fleet.preflight import human_objects
 from kvops.limits import MIB, OBJECT_BYTES_MAX
 
 FIRST_READ_BYTES: Final = MIB  # most objects fit; the outcome of a larger one names its size
@@ -390,7 +391,7 @@ def stats(settings: Settings) -> int:
     ratio = "-" if found["hit_ratio"] is None else f"{found['hit_ratio']:.1%}"
     out.header(
         target.label,
-        f"{status.objects:,} objects, {status.processing:,} being put, {status.evicted_total:,} evicted, "
+        f"{human_objects(status.objects)}, {status.processing:,} being put, {status.evicted_total:,} evicted, "
         f"hits {ratio} of {status.lookups_total:,} lookups",
     )
     total = {

@@ -18,6 +18,8 @@ else:
 
 FORMATS: Final = ("table", "wide", "json", "jsonl", "name", "tsv")
 HELP_WIDTH: Final = 100
+SYNONYMS: Final = {"list": "ls", "remove": "rm", "delete": "rm", "del": "rm", "ps": "status", "log": "logs"}
+"""What somebody may type first, where another word is the command's name."""
 SENTENCE_MAX: Final = 200  # of a command in its group's list
 
 
@@ -232,7 +234,8 @@ class Group(_Shared, click.Group):
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             from difflib import get_close_matches
 
-            near = get_close_matches(name, self.list_commands(ctx), n=3)
+            known = self.list_commands(ctx)
+            near = [SYNONYMS[name]] if SYNONYMS.get(name) in known else get_close_matches(name, known, n=3)
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)

@@ -62,6 +62,8 @@ class Column:
             from kvops.fleet.preflight import human_bytes
 
             return human_bytes(int(value))
+        if isinstance(value, bool):
+            return "yes" if value else "no"
         if self.kind == "count":
             return f"{value:,}"
         if self.kind == "list":

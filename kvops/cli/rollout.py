@@ -21,6 +21,7 @@ from kvops.errors import Refused, StartFailed, Unreachable
 from kvops.files import load_yaml, write_yaml
 from kvops.fleet.health import Judgement, not_back
 from kvops.fleet.local import LocalGroup, Member, utc_now
+from kvops.fleet.preflight import human_objects
 from kvops.fleet.rollout import (
     NodeProgress,
     Pace,
@@ -293,7 +294,7 @@ def _say_price(out: Output, target: Target, progress: RolloutState, price: dict[
     if price["hit_ratio"] is not None:
         ratio = f"hit ratio {price['hit_ratio']:.1%} → about {price['hit_ratio_after']:.1%} after each"
     if price["objects"]:
-        out.line(f"  holds   {price['objects']:,} objects; they {fate}")
+        out.line(f"  holds   {human_objects(price['objects'])}; they {fate}")
     out.line(
         f"  costs   {price['capacity_share']:.0%} of the pool at a time; {ratio}; "
         f"about {price['seconds']:.0f} s and what the hit ratio takes to come back"

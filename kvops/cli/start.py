@@ -23,6 +23,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, resolve_path=True)
 READY_TIMEOUT_S: Final = 30.0
 READY_TIMEOUT_S_PER_GIB: Final = 2.0  # populating memory on a busy machine
 HUGE_PAGES: Final = {"off": 0, "2MiB": 2 * MIB, "1GiB": GIB}
+ONE_NUMA_NODE: Final = "this machine has one NUMA node: there is nothing to bind stores to"
 PREFLIGHT_COLUMNS: Final = (
     Column("check"),
     Column("outcome"),
@@ -200,7 +201,7 @@ def command(
     if dry_run:
         return _show_steps(out, target, local, plan)
     if stores is None and numa == "bind" and len(nodes) == 1:
-        out.note("note: this machine has one NUMA node: there is nothing to bind stores to")
+        out.note(f"note: {ONE_NUMA_NODE}")
     if settings.verbose:
         for finding in local.findings(plan):
             if finding.note:
@@ -233,7 +234,7 @@ def _show_steps(out: Output, target: Target, local: LocalGroup, plan: StartPlan)
     steps, findings = local.steps(plan), local.findings(plan)
     rows = [finding.row() for finding in findings]
     nodes = read_topology().store_nodes
-    note = "one NUMA node: nothing to bind stores to" if len(nodes) == 1 else ""
+    note = ONE_NUMA_NODE if len(nodes) == 1 else ""
     code = Refused.exit_code if any(finding.error for finding in findings) else 0
     if out.structured:
         out.document(

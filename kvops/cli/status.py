@@ -14,7 +14,7 @@ from kvops.cli.options import Settings
 from kvops.cli.output import Column, Output
 from kvops.cli.units import human_age
 from kvops.fleet.health import Health, Judgement, Reason
-from kvops.fleet.preflight import human_bytes
+from kvops.fleet.preflight import human_bytes, human_objects
 
 EXIT_CODES: Final = {Health.HEALTHY: 0, Health.DEGRADED: 1, Health.DOWN: 3}
 SETTLE_S: Final = 10.0  # for stores to find a restarted master and tell it what they hold
@@ -31,6 +31,9 @@ PASSING: Final = frozenset(
     }
 )
 """What is amiss for a moment after a start."""
+
+SERVING_OR_DRAINING: Final = frozenset({"ready", "draining"})
+"""States of a store of which its hold's says more: cordoned, draining, drained."""
 
 COLUMNS: Final = (
     Column("name"),
@@ -49,6 +52,8 @@ COLUMNS: Final = (
     Column("http", wide=True),
     Column("populated_share", wide=True),
     Column("populate_eta_s", wide=True),
+    Column("lag", "count", wide=True),
+    Column("promotable", wide=True),
 )
 
 
@@ -120,7 +125,11 @@ def show(out: Output, target: Target, judgement: Judgement, **more: Any) -> int:
     for reason in judgement.reasons:
         out.line(f"  {out.state(reason.code.partition('.')[2]):<10}  {_reason_text(reason, now)}")
     rows = [row | {"role": "master"} for row in judgement.masters]
-    out.table(COLUMNS, [*rows, *(row | {"role": "store"} for row in judgement.stores)])
+    held = {hold["number"]: str(hold["state"]) for hold in judgement.holds}
+    for row in judgement.stores:
+        state = held.get(row.get("hold"), "") if row["state"] in SERVING_OR_DRAINING else ""
+        rows.append(row | {"role": "store", "state": state or row["state"]})
+    out.table(COLUMNS, rows)
     if judgement.holds and out.human:
         out.table(HOLD_COLUMNS, judgement.holds)
     if out.format == "wide":
@@ -146,7 +155,7 @@ def _summary(judgement: Judgement) -> str:
     return ", ".join(
         [
             *counts,
-            f"{judgement.objects:,} object{'' if judgement.objects == 1 else 's'}",
+            human_objects(judgement.objects),
             f"{human_bytes(judgement.used_bytes)} of {human_bytes(judgement.capacity_bytes)}{more}",
         ]
     )

@@ -17,6 +17,7 @@ FINDINGS_SHOWN_MAX = 4  # of one cause, unless asked for more
 _COLORS = {Outcome.FAIL: "red", Outcome.WARN: "yellow", Outcome.UNKNOWN: "yellow", Outcome.OK: "green"}
 
 Style = Callable[[str, str], str]  # (text, color) → text
+Unreached = Sequence[tuple[str, str]]  # hosts that were not looked at: name, reason
 
 
 def _plain(text: str, color: str) -> str:
@@ -34,15 +35,19 @@ def _persists(finding: Finding) -> str:
     return {True: "persists", False: "does not persist → playbook", None: ""}[finding.persists]
 
 
-def headline(nodes: Sequence[HostFacts], results: Sequence[Result], took_s: float) -> str:
+def headline(
+    nodes: Sequence[HostFacts], results: Sequence[Result], took_s: float, unreached: Unreached = ()
+) -> str:
     """The first line: the verdict and what it rests on."""
     found = causes(results)
-    worst = verdict(results)
+    worst = verdict(results, unreached=bool(unreached))
     hit = {node for cause in found for node in cause.nodes}
     counts = {outcome: sum(r.outcome is outcome for r in results) for outcome in Outcome}
     where = f" on {min(len(hit), len(nodes))} of {len(nodes)} hosts" if len(nodes) > 1 else ""
     what = f"{len(found)} cause{'s' if len(found) != 1 else ''}{where}; " if found else ""
     figures = ", ".join(f"{counts[o]} {o}" for o in Outcome if counts[o])
+    if unreached:
+        figures = f"{len(unreached)} host{'' if len(unreached) == 1 else 's'} not reached; {figures}"
     return f"{worst.upper()}  {what}{figures}  ({took_s:.1f} s)"
 
 
@@ -53,10 +58,11 @@ def lines(
     took_s: float = 0.0,
     verbose: int = 0,
     style: Style = _plain,
+    unreached: Unreached = (),
 ) -> list[str]:
     """What a terminal shows."""
-    worst = verdict(results)
-    first, _, rest = headline(nodes, results, took_s).partition("  ")
+    worst = verdict(results, unreached=bool(unreached))
+    first, _, rest = headline(nodes, results, took_s, unreached).partition("  ")
     text = [f"{style(first, _COLORS.get(worst, 'green'))}  {rest}"]
     for cause in causes(results):
         text += _cause_lines(cause, verbose, style)
@@ -80,7 +86,9 @@ def lines(
     quiet = sum(not asked for _, _, asked in unseen_groups(results))
     if quiet and not verbose:
         count = sum(r.outcome is Outcome.UNKNOWN and not r.asked for r in results)
-        text.append(f"UNSEEN  {count} checks lack something that was not collected or is not installed (-v)")
+        lack = "1 check lacks" if count == 1 else f"{count} checks lack"
+        text.append(f"UNSEEN  {lack} something that was not collected or is not installed (-v)")
+    text += [style(f"UNREACHED  {name}: {safe(reason)}", "yellow") for name, reason in unreached]
     if verbose > 1:
         text += [f"{r.outcome:8}{r.node}  {r.check}  {safe(r.reason)}" for r in results]
     return text
@@ -127,9 +135,16 @@ def _cause_lines(cause: Cause, verbose: int, style: Style) -> list[str]:
     return text
 
 
-def markdown(nodes: Sequence[HostFacts], results: Sequence[Result], *, took_s: float = 0.0) -> str:
+def markdown(
+    nodes: Sequence[HostFacts],
+    results: Sequence[Result],
+    *,
+    took_s: float = 0.0,
+    unreached: Unreached = (),
+) -> str:
     """For a ticket."""
-    text = [f"# kvops diagnose: {verdict(results).upper()}", "", headline(nodes, results, took_s), ""]
+    worst = verdict(results, unreached=bool(unreached))
+    text = [f"# kvops diagnose: {worst.upper()}", "", headline(nodes, results, took_s, unreached), ""]
     for cause in causes(results):
         text += [f"## {cause.check.id} ({cause.severity})", "", f"{cause.check.title}. {cause.check.why}", ""]
         text += ["| where | observed | expected | fix | persists |", "| --- | --- | --- | --- | --- |"]
@@ -150,7 +165,8 @@ def markdown(nodes: Sequence[HostFacts], results: Sequence[Result], *, took_s: f
         text += ["", f"Playbook: {playbook(cause.check)}", ""]
     text += [f"- {host.name}: {_cell(path_text(host, results))}" for host in nodes]
     unseen = [f"- unseen: {_families(names)}: {_cell(reason)}" for reason, names, _ in unseen_groups(results)]
-    return "\n".join([*text, "", *unseen, ""])
+    missing = [f"- not reached: {_cell(name)}: {_cell(reason)}" for name, reason in unreached]
+    return "\n".join([*text, "", *unseen, *missing, ""])
 
 
 def _cell(text: str) -> str:
@@ -161,17 +177,25 @@ def _quoted(text: str) -> str:
     return f'"{html.escape(safe(text))}"'
 
 
-def junit(results: Sequence[Result]) -> str:
-    """For a scheduler: fail is a failure, warn passes with a note, unknown is an error, skipped is skipped."""
+def junit(results: Sequence[Result], unreached: Unreached = ()) -> str:
+    """
+    For a scheduler: fail is a failure, warn passes with a note, unknown is an error, skipped is skipped.
+
+    A host that was not reached is an error of its own.
+    """
     failures = sum(r.outcome is Outcome.FAIL for r in results)
-    errors = sum(r.outcome is Outcome.UNKNOWN and r.asked for r in results)
+    errors = len(unreached) + sum(r.outcome is Outcome.UNKNOWN and r.asked for r in results)
     skipped = sum(
         r.outcome is Outcome.SKIPPED or (r.outcome is Outcome.UNKNOWN and not r.asked) for r in results
     )
     text = [
         '<?xml version="1.0" encoding="UTF-8"?>',
-        f'<testsuite name="kvops diagnose" tests="{len(results)}" failures="{failures}" errors="{errors}" '
-        f'skipped="{skipped}">',
+        f'<testsuite name="kvops diagnose" tests="{len(results) + len(unreached)}" failures="{failures}" '
+        f'errors="{errors}" skipped="{skipped}">',
+    ]
+    text += [
+        f'  <testcase classname={_quoted(name)} name="reached"><error message={_quoted(reason[:500])}/></testcase>'
+        for name, reason in unreached
     ]
     for result in results:
         head = f"  <testcase classname={_quoted(result.node)} name={_quoted(result.check)}"
@@ -246,7 +270,13 @@ def _drawn(rail: Rail, sections: Mapping[str, str]) -> str:
     return f'<ol class="path" aria-label="{label}">{"".join(items)}</ol>'
 
 
-def page(nodes: Sequence[HostFacts], results: Sequence[Result], *, took_s: float = 0.0) -> str:
+def page(
+    nodes: Sequence[HostFacts],
+    results: Sequence[Result],
+    *,
+    took_s: float = 0.0,
+    unreached: Unreached = (),
+) -> str:
     """One HTML file that needs nothing else: no script, no font, no image from elsewhere."""
 
     def text(value: Any) -> str:
@@ -255,15 +285,16 @@ def page(nodes: Sequence[HostFacts], results: Sequence[Result], *, took_s: float
     def quoted(value: str) -> str:
         return "\n".join(text(line) for line in value.splitlines())
 
-    worst = verdict(results)
+    worst = verdict(results, unreached=bool(unreached))
     # A consequence is told in the section of its cause.
     sections = {
         r.check: cause.check.id for cause in causes(results) for r in (*cause.explained, *cause.results)
     }
     body = [
         f'<h1><b class="{worst}">{text(worst.upper())}</b> kvops diagnose</h1>',
-        f'<p class="dim">{text(headline(nodes, results, took_s).partition("  ")[2])}</p>',
+        f'<p class="dim">{text(headline(nodes, results, took_s, unreached).partition("  ")[2])}</p>',
     ]
+    body += [f"<p><b>{text(name)}</b> was not reached: {text(reason)}</p>" for name, reason in unreached]
     for host in nodes:
         body.append(
             f'<p><b>{text(host.name)}</b> <span class="dim">{text(host.role)}, {text(host.kernel)}</span></p>'

@@ -214,13 +214,13 @@ def causes(results: Iterable[Result]) -> list[Cause]:
     return sorted(found, key=lambda c: (_ORDER.index(c.severity), -len(c.explained) - len(c.results)))
 
 
-def verdict(results: Sequence[Result]) -> Outcome:
-    """The whole in one word: FAIL, WARN, UNKNOWN (of what was asked for) or OK."""
+def verdict(results: Sequence[Result], *, unreached: bool = False) -> Outcome:
+    """The whole in one word: FAIL, WARN, UNKNOWN (of what was asked for, or a host not reached) or OK."""
     outcomes = {result.outcome for result in results}
     for outcome in (Outcome.FAIL, Outcome.WARN):
         if outcome in outcomes:
             return outcome
-    return Outcome.UNKNOWN if any(r.asked for r in results) else Outcome.OK
+    return Outcome.UNKNOWN if unreached or any(r.asked for r in results) else Outcome.OK
 
 
 def exit_code(results: Sequence[Result], *, fail_on: str = "fail") -> int:
@@ -325,11 +325,15 @@ def _node_json(host: HostFacts, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def document(
-    nodes: Sequence[HostFacts], results: Sequence[Result], *, fail_on: str = "fail"
+    nodes: Sequence[HostFacts],
+    results: Sequence[Result],
+    *,
+    fail_on: str = "fail",
+    unreached: bool = False,
 ) -> dict[str, Any]:
     """Everything, as JSON prints it: keys are added, never renamed."""
     return {
-        "verdict": str(verdict(results)),
+        "verdict": str(verdict(results, unreached=unreached)),
         "exit_code": exit_code(results, fail_on=fail_on),
         "nodes": [_node_json(host, results) for host in nodes],
         "causes": [

@@ -193,7 +193,10 @@ def _tar_members(path: Path) -> Iterator[tuple[str, bytes]]:
                     else b"",
                 )
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise ConfigError(f"{path} is no readable tar: {error}", fix="collect the snapshot again") from error
+        raise ConfigError(
+            f"{path} is no readable tar: {str(error).splitlines()[0].rstrip(':')}",
+            fix="give a folder or tar made by: kvops diagnose --collect PATH",
+        ) from error
 
 
 def _unzstd(path: Path) -> bytes:

@@ -50,6 +50,11 @@ class MemoryFacts:
     topology: Topology = field(default_factory=Topology)
 
 
+def human_objects(count: int) -> str:
+    """``1 object``, ``1,234 objects``."""
+    return f"{count:,} object{'' if count == 1 else 's'}"
+
+
 def human_bytes(count: int) -> str:
     """A size for people: ``1.5 GiB``."""
     value = float(count)

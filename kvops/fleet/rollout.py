@@ -298,7 +298,8 @@ class Rollout:
         ]
         if serving:
             for name in serving:
-                self._tell(name, f"draining, {seen.objects_by_store.get(name, 0):,} objects")
+                count = seen.objects_by_store.get(name, 0)
+                self._tell(name, f"draining, {count:,} object{'s' * (count != 1)}")
             self._do.drain(serving, migrate=self.state.migrate)
         if seen.leader in names and len(seen.masters) > 1:
             self._tell(seen.leader, "leads: another master takes over first")

@@ -40,6 +40,21 @@ def test_validate_says_what_a_good_file_cannot_show(run: Run) -> None:
     assert {one["severity"] for one in said["remarks"]} <= {"info", "warning"}
 
 
+def test_validate_takes_a_folder(run: Run, tmp_path: Path) -> None:
+    """A folder is all of its experiments, as for suite; one without any is refused."""
+    (tmp_path / "one.yaml").write_text(Path(PAUSE).read_text())
+    (tmp_path / "two.yaml").write_text("not: an experiment")
+
+    said = json.loads(run("chaos", "validate", str(tmp_path), "-o", "json").stdout)
+    (tmp_path / "empty").mkdir()
+    empty = run("chaos", "validate", str(tmp_path / "empty"))
+
+    assert (said["valid"], len(said["files"])) == (False, 2)
+    assert {Path(row["file"]).name for row in said["remarks"] if row["severity"] == "error"} == {"two.yaml"}
+    assert empty.returncode == 2
+    assert "no experiment" in empty.stderr
+
+
 def test_the_schema_is_printed(run: Run) -> None:
     """Editors get the schema from the command, as it is published."""
     done = run("chaos", "validate", "--schema")

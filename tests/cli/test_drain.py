@@ -123,8 +123,13 @@ def test_cordon(group: Started) -> None:
     run = group.run
     held = document(run, "cordon", "store-1", "--reason", "new NIC")
     status = run("status", "-o", "json")
+    shown = {
+        line.split("\t")[0]: line.split("\t")[3]
+        for line in run("status", "-o", "tsv").stdout.splitlines()[1:]
+    }
 
     assert (held["state"], held["targets"][0]["reason"]) == ("cordoned", "new NIC")
+    assert shown["store-1"] == "cordoned"
     assert status.returncode == 0
     assert [hold["kind"] for hold in json.loads(status.stdout)["holds"]] == ["cordon"]
     assert run("undrain", "store-1").returncode == 0

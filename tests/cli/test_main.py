@@ -91,6 +91,7 @@ def test_help_loads_little(args: list[str], kvops_env: dict[str, str]) -> None:
     ("args", "words"),
     [
         (["stort"], "Did you mean start"),
+        (["object", "remove"], "Did you mean rm"),
         (["--nope"], "No such option"),
         (["start", "--stores", "x"], "--stores"),
         (["start", "--segment-size", "1"], "its unit is missing"),

@@ -49,6 +49,17 @@ def test_healthy(name: str) -> None:
     assert [r.reason for r in results if "crashed" in r.reason] == []
 
 
+def test_a_kill_for_memory_is_told_once() -> None:
+    """The kernel writes two lines for one kill: that is one finding, with the name and the pid."""
+    world = World()
+    world.log("oom-kill:constraint=CONSTRAINT_NONE,task=python,pid=99,uid=0")
+    world.log("Out of memory: Killed process 99 (python) total-vm:1kB")
+
+    found = next(result for result in judge(world) if result.check == "mem.oom_events")
+
+    assert [finding.subject for finding in found.findings] == ["python (pid 99)"]
+
+
 def test_healthy_pair() -> None:
     """Two healthy nodes that differ in addresses and names alone show no drift."""
     assert loud(judge(World(), World("node-b", 62))) == {}

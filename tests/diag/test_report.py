@@ -112,6 +112,24 @@ def test_junit_is_xml_with_one_case_a_result() -> None:
     assert int(suite.get("failures") or 0) == len(suite.findall("testcase/failure"))
 
 
+def test_a_host_not_reached_is_in_every_format() -> None:
+    """Nothing says OK of a host that nobody looked at, and each format names it with its reason."""
+    missing = [("gpu-9", "no <route> to host")]
+
+    verdicts = [
+        render.lines([], [], unreached=missing)[0],
+        render.markdown([], [], unreached=missing).splitlines()[0],
+        str(report.document([], [], unreached=True)["verdict"]).upper(),
+    ]
+    suite = ET.fromstring(render.junit([], missing).encode())
+
+    assert all("UNKNOWN" in verdict for verdict in verdicts)
+    assert "UNREACHED  gpu-9: no <route> to host" in render.lines([], [], unreached=missing)
+    assert "- not reached: gpu-9: no <route> to host" in render.markdown([], [], unreached=missing)
+    assert "<b>gpu-9</b> was not reached: no &lt;route&gt; to host" in render.page([], [], unreached=missing)
+    assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
+
+
 class _Links(HTMLParser):
     def __init__(self) -> None:
         super().__init__()

@@ -106,7 +106,7 @@ def steal(host: HostFacts) -> Iterator[Finding]:
     if percent > STEAL_PERCENT_MAX:
         yield warn(
             "CPU steal",
-            f"{percent:.1f} % over {window_s:g} s",
+            f"{percent:.2f} % over {window_s:g} s",
             f"at most {STEAL_PERCENT_MAX:g} %",
             fix="move to a dedicated host or instance type",
             persists=True,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from kvops.diag.facts import HostFacts, Target, attempt
 from kvops.diag.model import Evidence, Finding, Outcome, Skip, Unseen, fail, finding, info, warn
-from kvops.diag.parsers import proc, rdma, sysfs
+from kvops.diag.parsers import misc, proc, rdma, sysfs
 from kvops.diag.registry import Per, check
 from kvops.host import Sight
 
@@ -608,15 +608,19 @@ def oom_events(host: HostFacts) -> Iterator[Finding]:
     for target in host.targets:
         comm = (attempt(lambda: target.status) or {}).get("Name")
         names |= {comm} if comm else set()
-    for line in lines[-4:]:
-        killed = re.search(r"Kill(?:ed)? process (\d{1,10}) \(([^)]*)\)", line.text) or re.search(
-            r"task=([^,]+),pid=(\d{1,10})", line.text
-        )
-        if killed is None:
-            continue
-        ours = bool(set(killed.groups()) & names)
+    kills: dict[
+        tuple[str, str], misc.LogLine
+    ] = {}  # the kernel says each one twice: oom-kill:, then Killed process
+    for line in lines:
+        killed = re.search(
+            r"Kill(?:ed)? process (?P<pid>\d{1,10}) \((?P<name>[^)]*)\)", line.text
+        ) or re.search(r"task=(?P<name>[^,]+),pid=(?P<pid>\d{1,10})", line.text)
+        if killed is not None:
+            kills[killed["name"], killed["pid"]] = line
+    for (name, pid), line in list(kills.items())[-4:]:
+        ours = name in names
         old = line.seconds is not None and host.uptime_s is not None and host.uptime_s - line.seconds > OLD_S
-        what = " ".join(killed.groups())
+        what = f"{name} (pid {pid})"
         if ours and not old:
             yield fail(
                 what,
