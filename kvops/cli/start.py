@@ -9,6 +9,7 @@ import click
 from kvops.cli import options
 from kvops.cli.clients import look
 from kvops.cli.context import Target, resolve
+from kvops.cli.interrupt import Terminated
 from kvops.cli.options import ADDRESS, SIZE_BYTES, Settings
 from kvops.cli.output import Column, Output
 from kvops.cli.status import look_settled, show
@@ -17,6 +18,7 @@ from kvops.fleet.etcd import MEMBERS as ETCD_MEMBERS
 from kvops.fleet.local import LocalGroup, StartPlan
 from kvops.fleet.preflight import human_bytes
 from kvops.limits import GIB, MIB
+from kvops.signals import signals_held
 from kvops.store.topology import read_topology
 
 _FILE: Final = click.Path(exists=True, dir_okay=False, resolve_path=True)
@@ -221,7 +223,12 @@ def command(
         if out.structured:
             return error.exit_code  # the one document holds both
         raise
-    return _show_started(out, settings)
+    try:
+        return _show_started(out, settings)
+    except (KeyboardInterrupt, Terminated):
+        with signals_held():  # start has not returned yet, and an interrupted one leaves nothing running
+            local.stop()
+        raise
 
 
 def ready_timeout_s(settings: Settings, memory_bytes: int) -> float:

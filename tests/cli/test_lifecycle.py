@@ -235,6 +235,23 @@ def test_interrupted_start(kvops_env: dict[str, str], tmp_path: Path) -> None:
     assert running(tmp_path) == []
 
 
+def test_interrupted_while_a_start_settles(kvops_env: dict[str, str], tmp_path: Path) -> None:
+    """Ctrl-C after the last member is ready, before start returns, leaves nothing running either."""
+    code = (
+        "import signal, sys\n"
+        "from kvops.cli import main, start\n"
+        "start.look_settled = lambda settings: signal.raise_signal(signal.SIGINT)\n"
+        f"sys.exit(main.main({list(SMALL)!r}))\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=kvops_env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 130, done.stderr
+    assert running(tmp_path) == []
+
+
 def test_trouble_half_way(run: Run, tmp_path: Path) -> None:
     """Trouble after the master came up stops the master again, and is one clear error."""
     folder = tmp_path / "state/groups/local"
