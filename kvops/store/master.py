@@ -587,6 +587,8 @@ class Master:
         self._keep_term(term)
         standby = follower.standby if follower is not None and follower.stop() else None
         if standby is not None and standby.caught_up:
+            if self._journal is None:  # its disk refused when we began to follow: try again
+                self._begin_followed_journal(standby)
             self._snapshot, self._followed_snapshot = self._followed_snapshot, None
             return standby
         self._close_journal()
