@@ -80,7 +80,8 @@ def verify(settings: Settings, folder: Path | None) -> int:
     else:
         gap = "" if recovery.whole else "; batches are missing that the disk refused: the stores' word counts"
         out.line(
-            f"ok  {human_objects(len(recovery.rows))} on {len(recovery.stores)} store{'s' * (len(recovery.stores) != 1)},"
+            f"ok  {human_objects(len(recovery.rows))} on"
+            f" {len(recovery.stores)} store{'s' * (len(recovery.stores) != 1)},"
             f" {document['holds']} holds, next batch {recovery.next_sequence:,}{gap}"
         )
     return 0 if recovery.whole else 1

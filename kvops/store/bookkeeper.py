@@ -43,6 +43,11 @@ class Bookkeeper:
         self._snapshot_after = 0.0
         self._unwritable: KvopsError | None = None
 
+    @property
+    def writing(self) -> bool:
+        """Whether anything is written at all."""
+        return self._journal is not None
+
     def restore(self, core: MasterCore, *, now_ms: int) -> None:
         """
         Read the journal into a fresh directory, and go on with it.

@@ -30,7 +30,10 @@ import msgspec
 from kvops.limits import ETCD_TTL_S_MAX
 
 POLL_MS: Final = 100  # how often a standby looks who leads
-LEADER_POLL_MS: Final = 1_000  # how often a leader looks whether its keys are as it left them
+LEADER_POLL_MS: Final = 1_000  # how often a leader looks whether its keys are as it left them …
+LEADER_LOOK_MS: Final = (
+    50  # … just after a renewal: the next one must not wait for a look that is not answered
+)
 RETRY_MS: Final = 50  # after an operation that failed
 CLOCK_MARGIN_RATIO: Final = 0.05  # of the TTL: clocks of this host and of etcd's may run apart
 CLOCK_MARGIN_MS: Final = 50
@@ -269,9 +272,9 @@ class Election:
             return Record(self.claim, self._set_of(self.members_wanted))
         if self.serving and not self._published:
             return Publish(self.claim, self._lease)
-        if now_ms - self._looked_ms >= LEADER_POLL_MS:
+        if now_ms - self._looked_ms >= LEADER_POLL_MS and now_ms - self._renewed_ms <= LEADER_LOOK_MS:
             return Look()
-        return max(min(due, self._looked_ms + LEADER_POLL_MS), now_ms + 1)
+        return max(due, now_ms + 1)
 
     def _next_standby(self, now_ms: int, ticked_ms: int) -> Op | int:
         if self._stale_leases:

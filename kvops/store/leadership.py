@@ -237,6 +237,8 @@ class Leadership:
         self._keep_term(term)
         standby = follower.standby if follower is not None and follower.stop() else None
         if standby is not None and standby.caught_up:
+            if not self._master.books.writing:  # its disk refused when we began to follow: try again
+                self._master.books.begin(standby.core)
             return standby
         self._master.lead_from_journal(term)
         return None

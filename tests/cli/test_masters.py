@@ -98,7 +98,16 @@ def test_an_etcd_with_tls_and_a_password(tmp_path: Path) -> None:
             login = ["--etcd-user", "root", "--etcd-password-file", str(tmp_path / password)]
             url = f"https://{etcd.endpoints[0]}"
             return run(
-                "start", "--masters", "2", "--etcd", url, "--etcd-ca", str(ca), *login, "--stores", "0"
+                "start",
+                "--masters",
+                "2",
+                "--etcd",
+                url,
+                "--etcd-ca",
+                str(ca),
+                *login,
+                "--segment-size",
+                "16MiB",
             )
 
         bad_ca, bad_password = start(wrong_ca, "right"), start(etcd.ca, "wrong")
