@@ -30,10 +30,8 @@ import msgspec
 from kvops.limits import ETCD_TTL_S_MAX
 
 POLL_MS: Final = 100  # how often a standby looks who leads
-LEADER_POLL_MS: Final = 1_000  # how often a leader looks whether its keys are as it left them …
-LEADER_LOOK_MS: Final = (
-    50  # … just after a renewal: the next one must not wait for a look that is not answered
-)
+LEADER_POLL_MS: Final = 5_000  # how often a leader looks whether its keys are as it left them …
+LEADER_LOOK_MS: Final = 50  # … just after a renewal: a look without an answer must not delay the next one
 RETRY_MS: Final = 50  # after an operation that failed
 CLOCK_MARGIN_RATIO: Final = 0.05  # of the TTL: clocks of this host and of etcd's may run apart
 CLOCK_MARGIN_MS: Final = 50
