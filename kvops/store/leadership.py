@@ -141,8 +141,8 @@ class Leadership:
 
     @property
     def leads(self) -> bool:
-        """Whether it leads, or did until its lease ended a moment ago."""
-        return self._replication is not None
+        """Whether it leads, its lease included: whoever was stopped for longer does not, whatever it thought before."""
+        return self._replication is not None and boot_ms() < self._master.lease_until_ms
 
     @property
     def directory(self) -> MasterCore:
