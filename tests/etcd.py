@@ -7,7 +7,6 @@ import datetime
 import ipaddress
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -16,22 +15,11 @@ from typing import Any
 
 import pytest
 
+from kvops.fleet.etcd import free_ports
 from tests.pool import WAIT_S, until
 
 ETCD = shutil.which("etcd")
 needs_etcd = pytest.mark.skipif(ETCD is None, reason="needs etcd: apt-get install etcd-server")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
 
 
 def authority(folder: Path, name: str) -> tuple[Path, Path, Path]:

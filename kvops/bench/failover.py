@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,11 +205,6 @@ class _Load:
                 self.stored.append(key)
 
 
-def measured(name: str, unit: str, runs: Sequence[float], params: Params) -> Result:
-    """A figure."""
-    return Result(name=name, unit=unit, runs=runs, params=params)
-
-
 def run(effort: Effort, tell: Tell) -> None:
     """Measure, and tell each figure."""
     plan = Plan.of(effort)
@@ -232,7 +227,7 @@ def _faults(plan: Plan, made: Group, fault: str, tell: Tell) -> None:
             rows.setdefault(name, []).append(value)
     units = {"kept": "share", "wrong_bytes": "objects", "late_calls": "calls"}
     for name, runs in rows.items():
-        tell(measured(f"failover.{name}", units.get(name, "s"), runs, {"fault": fault}))
+        tell(Result(name=f"failover.{name}", unit=units.get(name, "s"), runs=runs, params={"fault": fault}))
 
 
 def _one_fault(made: Group, fault: str, repeat: int) -> dict[str, float]:
@@ -317,7 +312,7 @@ def _etcd_member(plan: Plan, made: Group, fault: str, tell: Tell) -> None:
         rows["late_calls"].append(load.late)
         rows["terms"].append(made.pool.metric("kvops_master_term") - term)
     for name, runs in rows.items():
-        tell(measured(f"failover.etcd_{name}", "", runs, {"fault": fault}))
+        tell(Result(name=f"failover.etcd_{name}", unit="", runs=runs, params={"fault": fault}))
 
 
 def _quorum(plan: Plan, made: Group, tell: Tell) -> None:
@@ -341,7 +336,14 @@ def _quorum(plan: Plan, made: Group, tell: Tell) -> None:
         rows["late_calls"].append(load.late)
     units = {"served": "s", "recovery": "s", "late_calls": "calls"}
     for name, runs in rows.items():
-        tell(measured(f"failover.quorum_lost_{name}", units[name], runs, {"seconds": plan.quorum_s}))
+        tell(
+            Result(
+                name=f"failover.quorum_lost_{name}",
+                unit=units[name],
+                runs=runs,
+                params={"seconds": plan.quorum_s},
+            )
+        )
 
 
 @contextmanager
@@ -399,10 +401,10 @@ def _cost(plan: Plan, tell: Tell) -> None:
                     rows.setdefault(name, []).append(value)
     for name, runs in several.items():
         params: Params = {"masters": MASTERS}
-        tell(measured(f"failover.{name}", "1/s", runs, params))
-        tell(measured(f"failover.{name}", "1/s", single[name], {"masters": 1}))
+        tell(Result(name=f"failover.{name}", unit="1/s", runs=runs, params=params))
+        tell(Result(name=f"failover.{name}", unit="1/s", runs=single[name], params={"masters": 1}))
         ratios = [value / other for value, other in zip(runs, single[name], strict=True)]
-        tell(measured(f"failover.{name}_ratio", "", ratios, params))
+        tell(Result(name=f"failover.{name}_ratio", unit="", runs=ratios, params=params))
 
 
 def _throughput(pool: BenchPool, seconds: float) -> dict[str, float]:
@@ -445,8 +447,15 @@ def _takeover(objects: int, tell: Tell) -> None:
             what="the store did not come back",
         )
         params: Params = {"objects": objects}
-        tell(measured("failover.takeover_hot", "s", [elected[1]], params))
-        tell(measured("failover.takeover_to_store_back", "s", [time.time() - wall - elected[0]], params))
+        tell(Result(name="failover.takeover_hot", unit="s", runs=[elected[1]], params=params))
+        tell(
+            Result(
+                name="failover.takeover_to_store_back",
+                unit="s",
+                runs=[time.time() - wall - elected[0]],
+                params=params,
+            )
+        )
 
 
 def _cold(objects: int, tell: Tell) -> None:
@@ -465,4 +474,11 @@ def _cold(objects: int, tell: Tell) -> None:
             timeout_s=120.0,
             what="not every object was back",
         )
-        tell(measured("failover.rebuild_cold", "s", [time.monotonic() - began], {"objects": objects}))
+        tell(
+            Result(
+                name="failover.rebuild_cold",
+                unit="s",
+                runs=[time.monotonic() - began],
+                params={"objects": objects},
+            )
+        )

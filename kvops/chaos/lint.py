@@ -244,33 +244,24 @@ def _conflicts(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterato
                 )
 
 
+_MISSED_ARMS: Final[tuple[tuple[Arm, Severity, str], ...]] = (
+    (Arm.FAULT, "error", "no fault arm: nothing would be injected"),
+    (
+        Arm.BASELINE,
+        "error",
+        "no baseline arm: nothing to compare with, so a run could only end BASELINE_NOT_STEADY",
+    ),
+    (Arm.CONTROL, "warning", "no control arm (A'): what two equal runs disagree on cannot be subtracted"),
+    (Arm.CACHE_OFF, "warning", "no cache-off arm: 'never worse than no cache' (C4) is not concluded"),
+)
+
+
 def _arms(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator[Remark]:
     arms = experiment.ours.workload.arms
-    if Arm.FAULT not in arms:
-        yield Remark(
-            severity="error", rule="baseline", text="no fault arm: nothing would be injected", fix="add it"
-        )
-    if Arm.BASELINE not in arms:
-        yield Remark(
-            severity="error",
-            rule="baseline",
-            text="no baseline arm: nothing to compare with, so a run could only end BASELINE_NOT_STEADY",
-            fix="add baseline to workload.arms",
-        )
-    if Arm.CONTROL not in arms:
-        yield Remark(
-            severity="warning",
-            rule="baseline",
-            text="no control arm (A'): what two equal runs disagree on cannot be subtracted",
-            fix="add control to workload.arms",
-        )
-    if Arm.CACHE_OFF not in arms:
-        yield Remark(
-            severity="warning",
-            rule="baseline",
-            text="no cache-off arm: 'never worse than no cache' (C4) is not concluded",
-            fix="add cache-off to workload.arms",
-        )
+    for arm, severity, text in _MISSED_ARMS:
+        if arm not in arms:
+            fix = "add it" if arm is Arm.FAULT else f"add {arm} to workload.arms"
+            yield Remark(severity=severity, rule="baseline", text=text, fix=fix)
 
 
 def _deadlines(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator[Remark]:

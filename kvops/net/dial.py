@@ -62,7 +62,7 @@ class _Calling:
                 self._call(target)
             if not self._links and all(due > 0 for due in self._due.values()):
                 break  # everybody has been asked, and nobody is left who might still answer
-            found = self._poll(min(deadline, *self._due.values(), deadline) - now)
+            found = self._poll(min([deadline, *self._due.values()]) - now)
             if found is not None:
                 return found
         names = ", ".join(str(address) for address in sorted(self._known, key=str))

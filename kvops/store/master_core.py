@@ -68,7 +68,7 @@ from kvops.store.model import (
     chunk_of,
     chunks_of,
 )
-from kvops.store.objects import Objects, Place
+from kvops.store.objects import Objects, Place, with_ttl
 from kvops.store.placement import RAMP_MS, Candidate, Placement, Ramp, Writer, choose
 from kvops.store.puts import Put, PutTable
 from kvops.store.stores import SERVING, Store, StoreTable
@@ -871,25 +871,9 @@ class MasterCore:
         rows = recovery.rows
         for start in range(0, len(rows), RESTORE_BATCH):
             part = rows[start : start + RESTORE_BATCH]
-            digests = np.ascontiguousarray(part["digest"])
-            _, first = np.unique(digests, axis=0, return_index=True)
-            fresh = np.zeros(len(part), np.bool_)
-            fresh[first] = True
-            fresh &= self.index.find(digests) == 0
-            part_fresh = part[fresh]
-            self.objects.insert(
-                np.ascontiguousarray(part_fresh["digest"]),
-                part_fresh["location"],
-                part_fresh["depth"],
-                part_fresh["tenant"],
-                now_ms=now_ms,
-            )
-            for slot, generation in self._with_ttl(part_fresh):
+            entered, slots = self.objects.enter(part, now_ms=now_ms)
+            for slot, generation in with_ttl(entered, slots):
                 self.objects.expire_at(slot, recovery.expires.get(generation, now_ms))
-            for row in part[~fresh]:
-                slot = int(self.index.find(np.ascontiguousarray(row["digest"]).reshape(1, 2))[0])
-                place = (StoreId(int(row["location"]["store"])), int(row["location"]["offset"]))
-                self.objects.add_place(slot, place)
 
     def restore_store(self, info: StoreInfo, *, now_ms: int) -> Store:
         """Enter a store that a journal or a leader named; hidden until it mounts."""
@@ -952,12 +936,6 @@ class MasterCore:
         for store_id, offset, footprint in self._left:
             if store_id == store.id and store.allocator.reserve(offset, footprint):
                 self.stores.mature_at(self._earlier_leases_end_ms, store, offset, footprint)
-
-    def _with_ttl(self, rows: NDArray[np.void]) -> list[tuple[int, int]]:
-        """Slot and generation of those of these objects, just inserted, that have a TTL."""
-        some = rows[(rows["location"]["flags"] & ObjectFlag.HAS_TTL) != 0]
-        slots = self.index.find(np.ascontiguousarray(some["digest"])).tolist() if len(some) else []
-        return list(zip(slots, some["location"]["generation"].tolist(), strict=True))
 
     def _mount(self, conn: int, peer: _Conn, mount: m.Mount, *, now_ms: int) -> bytes:
         """Take a store node in; one that was only away keeps its id and all its objects."""
@@ -1145,7 +1123,7 @@ class MasterCore:
         store.announced[slots] = True
         store.objects += len(rows)
         self.counters.adopted += len(rows)
-        for slot, _ in self._with_ttl(entry):
+        for slot, _ in with_ttl(entry, slots):
             self.objects.expire_at(slot, now_ms)  # nobody knows any more how long it was to live
 
     def _remember_announced(self, store: Store, rows: NDArray[np.void]) -> NDArray[np.void]:

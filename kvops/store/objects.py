@@ -187,6 +187,39 @@ class Objects:
         touched_ms = (now_ms - LEASE_TTL_MS) & MS32_MASK
         return self.index.insert(digests, locations, depths, tenants, touched_ms=touched_ms)
 
+    def enter(self, rows: NDArray[np.void], *, now_ms: int) -> tuple[NDArray[np.void], Slots]:
+        """
+        Make objects readable that a journal or a leader names.
+
+        Args:
+            rows: COMPLETE_ROW, one for every replica; those of one key may be known, or come together.
+            now_ms: Recency.
+
+        Returns:
+            The rows that were objects of their own, and their slots. The others were further replicas of what stands
+            here now; those of another generation are passed over.
+        """
+        digests = np.ascontiguousarray(rows["digest"])
+        fresh = self.index.find(digests) == 0
+        if len(rows) > 1:
+            first = np.zeros(len(rows), np.bool_)
+            first[np.unique(digests, axis=0, return_index=True)[1]] = True
+            fresh &= first
+        part = rows[fresh]
+        slots = self.insert(
+            np.ascontiguousarray(part["digest"]),
+            part["location"],
+            part["depth"],
+            part["tenant"],
+            now_ms=now_ms,
+        )
+        for row in rows[~fresh]:
+            slot = self.index.find_one(np.ascontiguousarray(row["digest"]).tobytes())
+            if self.index.location["generation"][slot] == row["location"]["generation"]:
+                place = (StoreId(int(row["location"]["store"])), int(row["location"]["offset"]))
+                self.add_place(slot, place)
+        return part, slots
+
     def add_place(self, slot: int, place: Place) -> None:
         """Another replica of an object, or one that is known."""
         if place not in self.places(slot):
@@ -265,3 +298,9 @@ class Objects:
         assert sorted(self._seconds) == sorted(self._ending)
         for slot in (*self._expires, *self._further):
             assert self.index.location["store"][slot], "beside the index stands only what is in it"
+
+
+def with_ttl(rows: NDArray[np.void], slots: Slots) -> list[tuple[int, int]]:
+    """Slot and generation of those of these objects, given as COMPLETE_ROW, that have a TTL."""
+    some = np.flatnonzero(rows["location"]["flags"] & ObjectFlag.HAS_TTL)
+    return list(zip(slots[some].tolist(), rows["location"]["generation"][some].tolist(), strict=True))

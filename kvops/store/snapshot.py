@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 import numpy as np
@@ -46,35 +47,32 @@ class StateWalk:
 
 
 class Snapshot:
-    """One pass over all slots; what changes meanwhile is in the journal's tail, and wins by its generation."""
+    """One walk into the journal; what changes meanwhile is in the journal's tail, and wins by its generation."""
 
     def __init__(self, journal: JournalWriter, core: MasterCore) -> None:
         self._journal = journal
-        self._core = core
-        self._next = 1
+        self._walk = StateWalk(core)
+        self._waiting: deque[tuple[Kind, int, bytes]] = deque()  # of the slice that the queue had no room for
         journal.begin_snapshot()
-        for store in core.stores:
-            journal.append_store(
-                store.info()
+        for entry in self._walk.stores():
+            kind, count, body = entry.encode()
+            journal.append(
+                kind, body, count
             )  # in the tail: a snapshot's queue may be full, the tail's is not
-        if core.holds.rows():
-            journal.append_holds(core.holds.rows())
 
     def step(self) -> bool:
         """One slice; whether the snapshot is over."""
-        index = self._core.index
-        if self._next >= index.slots_used:
-            self._journal.commit_snapshot()
-            return True
-        slots = np.arange(self._next, min(self._next + SLICE, index.slots_used), dtype=np.int64)
-        slots = slots[index.location["store"][slots] != 0]
-        rows = object_rows(self._core, slots)
-        ends = np.array(self._core.objects.expiries(slots), EXPIRES_ROW)
-        if len(ends) and not self._journal.append_snapshot(Kind.EXPIRES, ends.tobytes(), len(ends)):
-            return False
-        if len(rows) and not self._journal.append_snapshot(Kind.COMPLETE, rows.tobytes(), len(rows)):
-            return False  # the disk is behind: the same slice again later
-        self._next += SLICE
+        if not self._waiting:
+            entries = self._walk.step()
+            if entries is None:
+                self._journal.commit_snapshot()
+                return True
+            self._waiting += [entry.encode() for entry in entries]
+        while self._waiting:
+            kind, count, body = self._waiting[0]
+            if not self._journal.append_snapshot(kind, body, count):
+                return False  # the disk is behind: the rest of the slice again later
+            self._waiting.popleft()
         return False
 
 

@@ -20,8 +20,8 @@ from kvops.errors import WireError
 from kvops.limits import LEASE_MARGIN_MS, LEASE_TTL_MS
 from kvops.store.journal import ROWS, Kind
 from kvops.store.master_core import JournalEntry, MasterCore
-from kvops.store.model import Hold, ObjectFlag, StoreId, StoreInfo, StoreState, chunk_of, chunks_of
-from kvops.store.objects import Place
+from kvops.store.model import Hold, StoreId, StoreInfo, StoreState, chunk_of, chunks_of
+from kvops.store.objects import with_ttl
 from kvops.store.replication import STATE_END
 from kvops.transfer.layout import footprint_bytes
 
@@ -106,37 +106,17 @@ class Standby:
 
     def _complete(self, rows: NDArray[np.void], *, now_ms: int) -> None:
         objects = self.core.objects
-        digests = np.ascontiguousarray(rows["digest"])
-        _, first = np.unique(digests, axis=0, return_index=True)
-        slots = objects.index.find(digests)
-        known = slots != 0
-        newer = known & (objects.index.location["generation"][slots] < rows["location"]["generation"])
-        if newer.any():
-            self._forget(np.unique(slots[newer]), now_ms=now_ms)
-            known &= ~newer
-        fresh = np.zeros(len(rows), np.bool_)
-        fresh[first] = True
-        fresh &= ~known
-        part = rows[fresh]
-        taken = objects.insert(
-            np.ascontiguousarray(part["digest"]),
-            part["location"],
-            part["depth"],
-            part["tenant"],
-            now_ms=now_ms,
-        )
-        for at in np.flatnonzero(part["location"]["flags"] & ObjectFlag.HAS_TTL).tolist():
-            generation = int(part["location"]["generation"][at])
+        slots = objects.find(np.ascontiguousarray(rows["digest"]).tobytes())
+        older = (slots != 0) & (objects.index.location["generation"][slots] < rows["location"]["generation"])
+        if older.any():
+            self._forget(np.unique(slots[older]), now_ms=now_ms)
+        part, taken = objects.enter(rows, now_ms=now_ms)
+        for slot, generation in with_ttl(part, taken):
             when_ms = self._expires.pop(generation, None)
             if when_ms is None:
-                self._expiring[generation] = int(taken[at])
+                self._expiring[generation] = slot
             else:
-                objects.expire_at(int(taken[at]), when_ms)
-        for row in rows[~fresh]:
-            slot = int(objects.index.find(np.ascontiguousarray(row["digest"]).reshape(1, 2))[0])
-            if int(objects.index.location["generation"][slot]) == int(row["location"]["generation"]):
-                place: Place = (StoreId(int(row["location"]["store"])), int(row["location"]["offset"]))
-                objects.add_place(slot, place)
+                objects.expire_at(slot, when_ms)
 
     def _expire(self, rows: NDArray[np.void]) -> None:
         for generation, when in rows.tolist():

@@ -21,7 +21,7 @@ from kvops.chaos.sim.process import Process
 from kvops.errors import KvopsError
 from kvops.limits import DIGEST_BYTES, LEASE_MARGIN_MS
 from kvops.net import wire
-from kvops.net.auth import Hello, Welcome
+from kvops.net.auth import Welcome
 from kvops.net.dial import REDIAL_S
 from kvops.net.link import Link, LinkState
 from kvops.net.wire import Frame, Kind, decode
@@ -307,18 +307,7 @@ class ClientProcess(Process):
         self._to_master: deque[tuple[Kind, bytes]] = deque(maxlen=CARE_QUEUE_MAX)
         self._caring = False
         self._care_at_us = -1
-        self._hello = wire.encode(
-            Hello(
-                role="client",
-                group="sim",
-                name=name,
-                host=host.name,
-                numa_node=0,
-                pid=1,
-                boot_id=host.name,
-                nonce=bytes(16),
-            )
-        )
+        self._hello = self.hello_as("client")
 
     def start(self) -> None:
         """Let every worker work."""

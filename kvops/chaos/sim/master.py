@@ -219,18 +219,7 @@ class MasterProcess(Process):
         self._asking = False  # an operation of the election is under way
         self._asks_at_ms = -1  # … or is looked for then
         self._shown: object = None
-        self.hello = wire.encode(
-            Hello(
-                role="master",
-                group="sim",
-                name=name,
-                host=host.name,
-                numa_node=0,
-                pid=1,
-                boot_id=host.name,
-                nonce=bytes(16),
-            )
-        )
+        self.hello = self.hello_as("master")
 
     @property
     def leads(self) -> bool:

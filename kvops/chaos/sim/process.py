@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvops.chaos.sim.clock import Call, Host
 from kvops.chaos.sim.net import End, Payload
+from kvops.net import wire
+from kvops.net.auth import Hello
 
 if TYPE_CHECKING:
     from kvops.chaos.sim.world import World
@@ -31,6 +33,21 @@ class Process:
         self.deferred: list[tuple[Call, tuple[Any, ...]]] = []
         self.ends: dict[End, None] = {}
         self._pauses = 0
+
+    def hello_as(self, role: str) -> bytes:
+        """The HELLO body of this process."""
+        return wire.encode(
+            Hello(
+                role=role,
+                group="sim",
+                name=self.name,
+                host=self.host.name,
+                numa_node=0,
+                pid=1,
+                boot_id=self.host.name,
+                nonce=bytes(16),
+            )
+        )
 
     def now_ms(self) -> int:
         """Its host's boot-time clock."""

@@ -19,7 +19,7 @@ from kvops.chaos.sim.process import Process
 from kvops.errors import KvopsError
 from kvops.limits import BEAT_INTERVAL_MS, CONNECT_TIMEOUT_MS, STORE_TTL_MS
 from kvops.net import wire
-from kvops.net.auth import Hello, Welcome
+from kvops.net.auth import Welcome
 from kvops.net.dial import REDIAL_S
 from kvops.net.wire import Kind, decode
 from kvops.store import messages as m
@@ -81,18 +81,7 @@ class StoreProcess(Process):
         self._ended = False
         self._stopping = False
         self._writes: dict[End, Write] = {}
-        self._hello = wire.encode(
-            Hello(
-                role="store",
-                group="sim",
-                name=name,
-                host=host.name,
-                numa_node=0,
-                pid=1,
-                boot_id=host.name,
-                nonce=bytes(16),
-            )
-        )
+        self._hello = self.hello_as("store")
 
     def start(self) -> None:
         """Listen, and look for the master."""
