@@ -41,13 +41,19 @@ sys.exit(serve(msgspec.convert(json.loads(text), kind)))
 
 
 def until(condition: Callable[[], Any], what: str, *, timeout_s: float = WAIT_S) -> Any:
-    """Wait until a condition holds; its value."""
+    """Wait until a condition holds, or no longer raises an error of kvops; its value."""
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"still waiting after {timeout_s} s: {what}"
+    while True:
+        trouble: KvopsError | None = None
+        try:
+            if value := condition():
+                return value
+        except KvopsError as error:  # a pool in trouble says so until it has settled
+            trouble = error
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"still waiting after {timeout_s} s: {what}") from trouble
         pause.wait(0.01)
-    return value
 
 
 @dataclass(eq=False)
