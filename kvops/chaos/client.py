@@ -44,6 +44,7 @@ from kvops.inference.tier import HostTier, PoolLike, TierConfig
 from kvops.inference.trace import BLOCK_TOKENS
 from kvops.store.model import Outcome as PoolOutcome
 from kvops.store.model import PutOptions, Reason
+from kvops.transfer.region import Region
 
 REGISTER_KEYS: Final = 3  # of each client: few keys, much traffic
 REGISTER_BYTES: Final = 4096
@@ -89,6 +90,10 @@ class ClientSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 class NoPool:
     """A pool that has nothing and takes nothing, at no cost."""
+
+    def allocate(self, size_bytes: int) -> memoryview:
+        """Memory of its own."""
+        return Region(size_bytes).view
 
     def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
         """None."""
@@ -217,6 +222,10 @@ class RecordedPool:
         self._position = {key: place for place, key in enumerate(keys)}
         self.calls = self.puts = 0
         self.wrong.clear()
+
+    def allocate(self, size_bytes: int) -> memoryview:
+        """As the pool's; no row of it."""
+        return self.pool.allocate(size_bytes)
 
     def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
         """As the pool's; the row of the look-up has the first key."""

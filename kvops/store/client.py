@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvops.errors import ClosedPool, Unreachable, UsageError, WireError, WrongBuffer
+from kvops.errors import ClosedPool, KvopsError, Unreachable, UsageError, WireError, WrongBuffer
 from kvops.files import default_state_dir, read_secret
 from kvops.limits import (
     DEADLINE_MS_MAX,
@@ -53,6 +53,7 @@ from kvops.transfer import messages as tm
 from kvops.transfer import shm
 from kvops.transfer.engine import Lease, Leased, Until, drive
 from kvops.transfer.model import Job, ReadSlice, SliceState, WriteSlice
+from kvops.transfer.region import Regions, register
 from kvops.transfer.stream import ReadJob, WriteJob
 
 DEADLINE_MS_DEFAULT: Final = 200
@@ -85,6 +86,7 @@ class Pool:
         self._between_hosts = frozenset(transports_between_hosts)
         self._addresses = tuple(addresses)
         self._closed = False
+        self._regions = Regions()
         self._start()
         _POOLS.add(self)
 
@@ -395,6 +397,22 @@ class Pool:
             outcomes += self._put(keys[part], texts[part], views[part], deadline, options, some)
         return outcomes
 
+    def allocate(self, size_bytes: int) -> memoryview:
+        """
+        Memory from which stores on this host copy by themselves: a put from it sends no payload.
+
+        Reads into it are as fast as into any other. It is all zeros, takes pages when it is touched, and belongs to
+        this pool: after ``close`` it can be used on, and written from by the socket.
+
+        Args:
+            size_bytes: 1 to ``REGION_BYTES_MAX``; a few large regions, not one an object.
+
+        Raises:
+            Refused: The kernel gives none.
+        """
+        self._begin(None)
+        return self._regions.allocate(size_bytes)
+
     def put_part(
         self,
         key: str,
@@ -483,7 +501,8 @@ class Pool:
                 _fail(slices)
                 continue
             try:
-                jobs.append((channel, WriteJob(channel.link(), slices)))
+                regions = self._regions if channel.takes_regions else None
+                jobs.append((channel, WriteJob(channel.link(), slices, regions)))
             except Unreachable:
                 _fail(slices)
                 self._failed(channel, Failure.REFUSED)
@@ -491,7 +510,17 @@ class Pool:
         until = Until(deadline)
         drive([job for _, job in jobs], until)
         for channel, job in jobs:
+            self._register(channel, job, deadline)
             self._judge(channel, groups[channel.info.id], job, began, until)
+
+    def _register(self, channel: StoreChannel, job: WriteJob, deadline: float) -> None:
+        """After the bytes have gone by the socket: let the next write do without."""
+        try:
+            for region in job.unregistered.values():
+                if job.link.state is LinkState.READY:
+                    register(job.link, region, deadline=deadline)
+        except KvopsError:  # the link is closed
+            channel.takes_regions = False
 
     def remove(self, key: str, *, deadline_ms: int | None = None) -> Outcome:
         """
@@ -793,6 +822,7 @@ class Pool:
         self._master.close()
         for channel in self._stores_now():
             channel.close()
+        self._regions.close()
 
     def __enter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, TypeVar
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from kvops import collector
 from kvops.errors import KvopsError, Refused, Unreachable, WireError
 from kvops.files import read_secret
+from kvops.limits import COPY_BYTES_MAX, REGIONS_MAX
 from kvops.log import configure, log
 from kvops.metrics import Reading, expose, serve_http
 from kvops.net import wire
@@ -35,17 +36,20 @@ from kvops.store.clock import boot_id
 from kvops.store.config import StoreConfig
 from kvops.store.listen import connection_room, listen_tcp, listen_unix
 from kvops.store.mover import Mover
-from kvops.store.node_core import NodeCore, Source, Write
+from kvops.store.node_core import NodeCore, Source, Write, write_bytes
 from kvops.store.numa import bind_process, read_placement
 from kvops.store.segment import Segment
 from kvops.store.session import SLOTS_PER_FRAME, Session
 from kvops.store.topology import read_topology
 from kvops.transfer import messages as tm
+from kvops.transfer.model import WRITES_PER_FRAME_MAX
+from kvops.transfer.region import borrow
 
 TICK_S: Final = 0.05
 ON_LOOP_TIMEOUT_S: Final = 2.0
 FIRST_MOUNT_S: Final = 0.5  # the rest of the memory waits this long for the first of it to be of use
 STOP_TIMEOUT_S: Final = 3.0
+DESCRIPTOR_TIMEOUT_S: Final = 2.0
 
 
 Answer = TypeVar("Answer")
@@ -61,6 +65,8 @@ class _Peer(WirePeer):
         self._node = node
         self._core = node.core
         self._write: Write | None = None
+        self._regions: dict[int, memoryview] = {}
+        self._awaiting: _Descriptor | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """A write under way is given up; its slot stays open until the master frees it."""
@@ -68,6 +74,8 @@ class _Peer(WirePeer):
         if self._write is not None:
             self._core.write_lost(self._write)
             self._write = None
+        if self._awaiting is not None:
+            self._awaiting.close()
 
     def payload(self, frame: Frame, body: bytes) -> memoryview | None:
         """Straight into the segment, if the slot may be written."""
@@ -84,6 +92,10 @@ class _Peer(WirePeer):
                 self.reply(frame, self._core.write_end(write))
             case Kind.READ:
                 self._read(frame, body)
+            case Kind.WRITE_REGISTERED:
+                self._work(self._write_registered(frame, body))
+            case Kind.REGISTER:
+                self._register(frame, body)
             case Kind.MAP:
                 self._map(frame)
             case Kind.LIST:
@@ -99,6 +111,70 @@ class _Peer(WirePeer):
             if payload is not None:
                 buffers.append(payload)
         self.transport.writelines(buffers)
+
+    # Registered memory: see kvops/transfer/region.py.
+
+    def _register(self, frame: Frame, body: bytes) -> None:
+        raw = self.transport.get_extra_info("socket")
+        if len(self._regions) == REGIONS_MAX or raw.family != socket.AF_UNIX or len(body) != tm.REGISTER.size:
+            self.reply(frame, tm.NOT_REGISTERED)
+            return
+        number, _, size_bytes = tm.REGISTER.unpack(body)
+        self.hold()  # the loop's own read would lose the descriptor
+        self._awaiting = _Descriptor(
+            raw.fileno(), lambda fd: self._registered(frame, number, size_bytes, fd), self.transport.abort
+        )
+        self.reply(frame, tm.GO_ON)
+
+    def _registered(self, frame: Frame, number: int, size_bytes: int, fd: int) -> None:
+        self._awaiting = None
+        try:
+            self._regions[number] = borrow(fd, size_bytes)
+            self.reply(frame, tm.REGISTERED)
+        except Refused as error:
+            log.warning("region.refused", error=error.what)
+            self.reply(frame, tm.NOT_REGISTERED)
+        self.proceed()
+
+    def _write_registered(self, frame: Frame, body: bytes) -> Iterator[None]:
+        """Copy each of several payloads; pauses after every ``COPY_BYTES_MAX``."""
+        answers: list[bytes] = []
+        copied = at = 0
+        while at < len(body):
+            if len(answers) == WRITES_PER_FRAME_MAX or len(body) - at < tm.SOURCE.size:
+                raise WireError("a frame of registered writes that does not hold whole ones", fix="")
+            number, _, offset, length = tm.SOURCE.unpack_from(body, at)
+            at += tm.SOURCE.size
+            end = at + write_bytes(body, at)
+            region = self._regions.get(number)
+            if region is None or offset + length > len(region):
+                raise WireError("a write names memory that is not registered", fix="register it first")
+            self._write = write = self._core.write_begin(body[at:end], length)
+            at = end
+            done = 0
+            while write.target is not None and done < length:
+                size = min(length - done, COPY_BYTES_MAX - copied)
+                write.target[done : done + size] = region[offset + done : offset + done + size]
+                done += size
+                self._node.registered_bytes_total += size
+                copied += size
+                if copied == COPY_BYTES_MAX:
+                    copied = 0
+                    yield
+            self._write = None
+            answers.append(self._core.write_end(write))
+        self.reply(frame, b"".join(answers))
+
+    def _work(self, turns: Iterator[None]) -> None:
+        """Take the next turn of work that is too long for one; its connection takes no other frame meanwhile."""
+        if self.transport.is_closing():
+            return
+        for _ in turns:
+            self.hold()
+            self._node.loop.call_soon(self.attempt, lambda: self._work(turns))
+            return
+        if self.held:
+            self.proceed()
 
     def _map(self, frame: Frame) -> None:
         """Send the segment's descriptor; the frame is small and nothing is queued before it."""
@@ -118,6 +194,38 @@ class _Peer(WirePeer):
                 self.transport.abort()  # it does not read: it can ask again
 
 
+class _Descriptor:
+    """Waits for a file descriptor on a connection that the loop does not read from meanwhile."""
+
+    def __init__(self, fd: int, arrived: Callable[[int], None], failed: Callable[[], None]) -> None:
+        self._sock = socket.socket(fileno=os.dup(fd))
+        self._arrived = arrived
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._sock, self._receive)
+        self._timeout = self._loop.call_later(DESCRIPTOR_TIMEOUT_S, self._failed)
+
+    def _receive(self) -> None:
+        try:
+            _, descriptors, _, _ = socket.recv_fds(self._sock, 1, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            descriptors = []
+        self.close()
+        if descriptors:
+            self._arrived(descriptors[0])
+        else:
+            self._failed()
+
+    def close(self) -> None:
+        """Wait no longer."""
+        self._timeout.cancel()
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock)
+            self._sock.close()
+
+
 class Node:
     """One store node, from its sockets to its memory."""
 
@@ -127,7 +235,7 @@ class Node:
         self.segment: Segment
         self.core: NodeCore
         self._secret = read_secret(Path(config.secret_file))
-        self._loop: asyncio.AbstractEventLoop
+        self.loop: asyncio.AbstractEventLoop
         self._stop = asyncio.Event()
         self._ticked = time.monotonic()
         self._addresses: dict[str, str] = {}
@@ -135,6 +243,7 @@ class Node:
         self._session: Session | None = None
         self._mover: Mover | None = None
         self._exit_code = 0
+        self.registered_bytes_total = 0
         self.elsewhere_bytes: int | None = None  # of the segment, on other NUMA nodes; None: not known
 
     def _asked_to_end(self) -> None:
@@ -145,7 +254,7 @@ class Node:
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
-        self._loop = loop = asyncio.get_running_loop()
+        self.loop = loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end)
         incarnation = secrets.randbits(63) | 1
@@ -203,7 +312,7 @@ class Node:
         return self._exit_code
 
     async def _listen(self) -> list[asyncio.Server]:
-        loop = self._loop
+        loop = self.loop
         listening = listen_tcp(Address.parse(self.config.listen))
         servers = [await loop.create_server(self._accept, sock=listening)]
         host, port = listening.getsockname()[:2]
@@ -222,7 +331,7 @@ class Node:
         log.error("segment.refused", error=error.what, fix=error.fix)
         if self.segment.populated_bytes == 0:
             self._exit_code = error.exit_code
-            self._loop.call_soon_threadsafe(self._stop.set)
+            self.loop.call_soon_threadsafe(self._stop.set)
 
     def _populated(self) -> None:
         """All memory is there: say how long it took, and prove where it lies. In a thread of the segment's."""
@@ -315,6 +424,12 @@ class Node:
                 kind="counter",
             ),
             Reading(
+                name="kvops_store_registered_bytes_total",
+                help="Payload copied from writers' registered memory.",
+                read=lambda: self.registered_bytes_total,
+                kind="counter",
+            ),
+            Reading(
                 name="kvops_store_stale_total",
                 help="Reads and writes of generations that are not there.",
                 read=lambda: core.stale_total,
@@ -333,7 +448,7 @@ class Node:
             except KvopsError as error:
                 future.set_exception(error)
 
-        self._loop.call_soon_threadsafe(answer)
+        self.loop.call_soon_threadsafe(answer)
         try:
             return future.result(ON_LOOP_TIMEOUT_S)
         except TimeoutError:
@@ -374,11 +489,11 @@ class Node:
 
     def free(self, body: bytes, done: Callable[[bytes], None]) -> None:
         """Clear slots, on the loop that owns them."""
-        self._loop.call_soon_threadsafe(lambda: done(self.core.free(body)))
+        self.loop.call_soon_threadsafe(lambda: done(self.core.free(body)))
 
     def floor(self, generation: int) -> None:
         """No put below this generation is under way."""
-        self._loop.call_soon_threadsafe(self.core.raise_floor, generation)
+        self.loop.call_soon_threadsafe(self.core.raise_floor, generation)
 
     def migrate(self, number: int, bandwidth_bps: int) -> None:
         """Copy what is here to other stores."""
