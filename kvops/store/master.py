@@ -145,6 +145,8 @@ class _Peer(WirePeer):
         self._master.spinner.asked()
         if frame.kind == Kind.LOOKUP:
             answer: bytes | None = self._core.lookup(body, now_ms=now)
+        elif frame.kind == Kind.EXISTS:
+            answer = self._core.exists(body, now_ms=now)
         elif frame.kind == Kind.MOUNT:
             self._master.mount(self, frame, body)
             return
