@@ -25,13 +25,15 @@ from kvops.net.auth import Hello, Welcome, WireTrouble
 from kvops.net.wire import Kind, decode
 from kvops.store import messages as m
 from kvops.store import term as terms
+from kvops.store.awake import TICK_MS
 from kvops.store.coord import TIMEOUT_S_MAX
 from kvops.store.election import Claim, Election, Op, Revoke, Role, Seen
 from kvops.store.follower import RETRY_S, SILENCE_S
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.journal_writer import JournalWriter
-from kvops.store.master_core import TICK_MS, JournalEntry, MasterCore, MasterSettings
+from kvops.store.master_core import MasterCore, MasterSettings
 from kvops.store.model import GENERATION_SEQUENCE_BITS, HoldKind
+from kvops.store.outbox import JournalEntry
 from kvops.store.replication import ACK, ENTRY, Replication
 from kvops.store.snapshot import Snapshot
 from kvops.store.standby import Standby
@@ -382,13 +384,16 @@ class MasterProcess(Process):
 
     def _slice(self, now: int) -> None:
         core = self.core
-        if core.journal:
+        if core.outbox.journal:
             self._write_journal()
-        evicted, swept = core.counters.evicted, core.sweeper.swept_total
+        evicted, swept = core.outbox.counters.evicted, core.sweeper.swept_total
         core.work(now_ms=now)
-        if core.journal:
+        if core.outbox.journal:
             self.world.oracle.master_dropped(
-                self, core.journal, core.counters.evicted - evicted, core.sweeper.swept_total - swept
+                self,
+                core.outbox.journal,
+                core.outbox.counters.evicted - evicted,
+                core.sweeper.swept_total - swept,
             )
         self._send()
         if self._snapshot is not None and self._snapshot.step():
@@ -397,7 +402,7 @@ class MasterProcess(Process):
 
     def _send(self) -> None:
         core = self.core
-        if core.journal:
+        if core.outbox.journal:
             self._write_journal()
         if core.has_output:
             pending = self.replication is not None and self.replication.pending
@@ -409,12 +414,12 @@ class MasterProcess(Process):
                     self.replication.hold(conn, data)
                 else:
                     self._write(conn, data)
-        if core.events:
+        if core.outbox.events:
             if self.world.recording:
-                for event in core.events:
+                for event in core.outbox.events:
                     detail = " ".join(f"{name}={value}" for name, value in event.detail.items())
                     self.world.say(self.name, f"{event.event} {event.subject} {detail}".rstrip())
-            core.events.clear()
+            core.outbox.events.clear()
 
     def _write(self, conn: int, data: bytes) -> None:
         end = self._conns.get(conn)
@@ -424,8 +429,7 @@ class MasterProcess(Process):
             end.send(head.kind, head.request, data[wire.HEADER_BYTES :])
 
     def _write_journal(self) -> None:
-        entries: list[JournalEntry] = self.core.journal
-        self.core.journal = []
+        entries = self.core.outbox.take_journal()
         now = self.now_ms()
         for entry in entries:
             if entry.kind == JournalKind.COMPLETE and entry.rows is not None:
@@ -645,7 +649,7 @@ class MasterProcess(Process):
 
     def _must_wait(self, kind: int, answer: bytes) -> bool:
         assert self.replication is not None
-        if self.core.journal:
+        if self.core.outbox.journal:
             self._write_journal()
         if not self.replication.pending:
             return False
