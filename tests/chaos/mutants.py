@@ -123,8 +123,8 @@ def term_not_raised() -> Iterator[None]:
 
     real = term.raise_term
 
-    def raise_term(state_dir: Any, at_least: int = 0) -> int:
-        return term.read_term(state_dir) or real(state_dir, at_least)
+    def raise_term(state_dir: Any, at_least: int = 0, *, first: int | None = None) -> int:
+        return term.read_term(state_dir) or real(state_dir, at_least, first=first)
 
     with (
         patch.object(term, "raise_term", raise_term),

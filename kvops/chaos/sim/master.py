@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 IDLE_US: Final = 50_000  # between looks for work, a little less often than IDLE_INTERVAL_S
 BUSY_US: Final = 2_000  # … while there is some
 SNAPSHOT_PAUSE_MS: Final = 1_000
+FIRST_TERM: Final = 1_000_000  # a real master counts minutes from 2024, and a seed would not replay
 ALWAYS: Final = 1 << 63  # a lease that nobody else can have
 TAKE_OVER_US: Final = 1_000
 COMMIT_US: Final = 2_000  # between looks whether standbys have what an operator did
@@ -241,7 +242,7 @@ class MasterProcess(Process):
             self.election = Election(claim, ttl_s=self._ttl_s, term_min=terms.read_term(self.disk.directory))
             self.world.say(self.name, "started")
         else:
-            self._lead_from_journal(terms.raise_term(self.disk.directory, at_least=1))
+            self._lead_from_journal(terms.raise_term(self.disk.directory, at_least=1, first=FIRST_TERM))
             self.world.oracle.master_leads(self)
         self._tick()
         if self.election is not None:
@@ -267,7 +268,7 @@ class MasterProcess(Process):
             return 0
         seen = recovery.generation_max >> GENERATION_SEQUENCE_BITS
         if seen >= self.core.term and not self._etcd:
-            self.core.raise_term(terms.raise_term(self.disk.directory, at_least=seen + 1))
+            self.core.raise_term(terms.raise_term(self.disk.directory, at_least=seen + 1, first=FIRST_TERM))
         self.core.restore(recovery, now_ms=self.now_ms())
         return recovery.next_sequence
 
@@ -360,7 +361,9 @@ class MasterProcess(Process):
                 self.election.term_wanted = max(self.election.term_wanted, seen)
                 self._wake()
             else:
-                self.core.raise_term(terms.raise_term(self.disk.directory, at_least=seen + 1))
+                self.core.raise_term(
+                    terms.raise_term(self.disk.directory, at_least=seen + 1, first=FIRST_TERM)
+                )
 
     # Time.
 
