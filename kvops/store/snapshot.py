@@ -9,8 +9,9 @@ import numpy as np
 
 from kvops.store.journal import COMPLETE_ROW, EXPIRES_ROW, Kind, Rows
 from kvops.store.journal_writer import JournalWriter
-from kvops.store.master_core import JournalEntry, MasterCore
+from kvops.store.master_core import MasterCore
 from kvops.store.model import Slots, chunks_of
+from kvops.store.outbox import JournalEntry
 
 SLICE: Final = 2_048  # slots; about 0.1 ms
 

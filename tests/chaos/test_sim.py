@@ -176,6 +176,25 @@ def test_a_seed_replays_exactly() -> None:
     assert there == [[here.trace, str(here.messages), str(here.at_us)]] * 2
 
 
+def test_a_seed_replays_an_hour_later() -> None:
+    """The machine's clock has no part in a run: terms of a single master, too, are the simulator's own."""
+    code = (
+        "import time\nnow = time.time\ntime.time = lambda: now() + 3600\n"
+        "from kvops.chaos.sim.plan import Config, draw\nfrom kvops.chaos.sim.world import run\n"
+        "print(run(draw(3, Config(masters=1, duration_ms=3000))).trace)"
+    )
+
+    later = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert later.stdout.split() == [run(draw(3, Config(masters=1, duration_ms=3_000))).trace]
+
+
 def test_seeds_differ() -> None:
     """Another seed is another history."""
     config = Config(duration_ms=2_000)

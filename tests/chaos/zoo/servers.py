@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvops.store import master_core, node_core
+from kvops.limits import DIGEST_BYTES
+from kvops.store import master_core, node_core, removes
 from kvops.store.allocator import Allocator
 from kvops.store.messages import RemoveStatus
 
@@ -26,10 +27,10 @@ def _resurrect() -> None:
     """``remove`` says that it is done, and does nothing."""
 
     def remove(self: Any, conn: int, request: int, body: bytes, *, now_ms: int) -> bytes:
-        count = len(body) // master_core.DIGEST_BYTES
+        count = len(body) // DIGEST_BYTES
         return bytes([RemoveStatus.REMOVED] * count)
 
-    master_core.MasterCore._remove = remove
+    removes.Removes.start = remove
 
 
 def _forget() -> None:
