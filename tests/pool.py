@@ -10,9 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,8 @@ from kvops.files import write_private
 from kvops.notify import Receiver
 from kvops.store.client import Pool
 from kvops.store.model import StoreState
+from tests.waiting import WAIT_S, until
 
-WAIT_S = 30.0
 SEGMENT_BYTES = 32 << 20
 ROOT = Path(__file__).parent.parent
 
@@ -38,22 +36,6 @@ role, text = sys.argv[1:]
 serve, kind = (master.serve, config.MasterConfig) if role == "master" else (node.serve, config.StoreConfig)
 sys.exit(serve(msgspec.convert(json.loads(text), kind)))
 """
-
-
-def until(condition: Callable[[], Any], what: str, *, timeout_s: float = WAIT_S) -> Any:
-    """Wait until a condition holds, or no longer raises an error of kvops; its value."""
-    deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while True:
-        trouble: KvopsError | None = None
-        try:
-            if value := condition():
-                return value
-        except KvopsError as error:  # a pool in trouble says so until it has settled
-            trouble = error
-        if time.monotonic() >= deadline:
-            raise AssertionError(f"still waiting after {timeout_s} s: {what}") from trouble
-        pause.wait(0.01)
 
 
 @dataclass(eq=False)

@@ -17,7 +17,8 @@ from kvops.chaos.probe import Ending, ask_target
 from kvops.chaos.targets import Target, build, of_group, select
 from kvops.fleet.local import LocalGroup
 from kvops.host import LocalHost
-from tests.pool import ROOT, until
+from tests.pool import ROOT
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.process,

@@ -11,7 +11,7 @@ from kvops.chaos.experiment import PoolSpec
 from kvops.chaos.pool import check_supported, engine_names, group_names, planned_parts, started
 from kvops.errors import Unsupported, UsageError
 from kvops.store.model import Reason
-from tests.pool import until
+from tests.waiting import until
 
 PAGE = bytes(range(256)) * 128
 

@@ -20,7 +20,7 @@ from kvops.chaos.runner import Options, one_at_a_time, run, within
 from kvops.chaos.suite import run_judged
 from kvops.chaos.verdict import RunVerdict, judge
 from kvops.errors import Refused, UsageError
-from tests.pool import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 

@@ -18,7 +18,8 @@ from kvops.store.client import Pool
 from kvops.store.control import ControlClient
 from kvops.store.model import MasterStatus
 from tests.etcd import EtcdCluster
-from tests.pool import LocalPool, Member, until
+from tests.pool import LocalPool, Member
+from tests.waiting import until
 
 MASTERS = 3
 DATA = os.urandom(4_096)

@@ -14,7 +14,7 @@ from kvops.errors import AuthFailed, ConfigError, Refused, Unreachable
 from kvops.store.coord import EtcdAccess, GroupKeys
 from kvops.store.election import SILENCE, Campaign, Claim, Grant, Look, Members, Seen
 from tests.etcd import EtcdCluster, authority, needs_etcd
-from tests.pool import until
+from tests.waiting import until
 
 pytestmark = needs_etcd
 SECRET = b"s" * 32

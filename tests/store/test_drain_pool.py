@@ -15,8 +15,9 @@ from kvops.files import read_secret
 from kvops.limits import LEASE_TTL_MS
 from kvops.store.control import ControlClient
 from kvops.store.model import HoldState, StoreState
-from tests.pool import LocalPool, Member, until
+from tests.pool import LocalPool, Member
 from tests.store.test_pool import page, read, spread
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 

@@ -19,7 +19,8 @@ from kvops.store.client import Pool
 from kvops.store.control import ControlClient
 from kvops.store.model import MasterStatus, Reason
 from tests.etcd import EtcdCluster, needs_etcd
-from tests.pool import ROOT, LocalPool, Member, until
+from tests.pool import ROOT, LocalPool, Member
+from tests.waiting import until
 
 pytestmark = [needs_etcd, pytest.mark.timeout(120)]
 DATA = os.urandom(4_096)

@@ -24,8 +24,9 @@ from kvops.net.wire import Kind
 from kvops.store.client import Pool
 from kvops.store.messages import PutStatus
 from kvops.store.model import Outcome, Reason, StoreState
-from tests.pool import SEGMENT_BYTES, LocalPool, Member, until
+from tests.pool import SEGMENT_BYTES, LocalPool, Member
 from tests.store.rig import parse_put, put_rows
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 

@@ -14,7 +14,7 @@ from kvops.chaos.targets import build, neighbour, of_group, select
 from kvops.fleet.local import LocalGroup, StartPlan
 from kvops.host import LocalHost
 from tests.chaos.faults.rounds import noop, there_and_back
-from tests.pool import until
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.process,

@@ -23,7 +23,8 @@ from kvops.chaos.probe import Ending, ask_target
 from kvops.chaos.targets import build
 from kvops.errors import FaultNotApplied, NotInjected
 from kvops.host import LocalHost
-from tests.chaos.victims import Victim, until, victims
+from tests.chaos.victims import Victim, victims
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.process,
