@@ -24,6 +24,7 @@ from kvops.store.model import StoreState
 from tests.waiting import WAIT_S, until
 
 SEGMENT_BYTES = 32 << 20
+LEASE_TTL_S = 2  # of a leading master: a busy machine renews it late, and must not lose it for that
 ROOT = Path(__file__).parent.parent
 
 # PR_SET_PDEATHSIG: no daemon outlives the test run, whatever becomes of that.
@@ -81,7 +82,7 @@ class LocalPool:
         stores: int = 3,
         masters: int = 1,
         etcd: list[str] | list[list[str]] | None = None,  # for all masters, or for each its own
-        ttl_s: int = 1,
+        ttl_s: int = LEASE_TTL_S,
     ) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="kvops-"))  # short: it holds Unix sockets
         self.secret_file = self.base / "secret"
