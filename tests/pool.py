@@ -24,6 +24,7 @@ from kvops.store.model import StoreState
 from tests.waiting import WAIT_S, until
 
 SEGMENT_BYTES = 32 << 20
+CALL_MS = 30_000  # a call's deadline where deadlines are not the subject
 LEASE_TTL_S = 2  # of a leading master: a busy machine renews it late, and must not lose it for that
 ROOT = Path(__file__).parent.parent
 
@@ -215,7 +216,7 @@ class LocalPool:
 
     def connect(self, **options: Any) -> Pool:
         """A client, closed with the next ``heal``."""
-        options = {"host": "host-0", "deadline_ms": 5_000, "secret_file": self.secret_file} | options
+        options = {"host": "host-0", "deadline_ms": CALL_MS, "secret_file": self.secret_file} | options
         client = kvops.connect(options.pop("address", self.addresses), **options)
         self._clients.append(client)
         return client

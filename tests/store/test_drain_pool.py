@@ -283,7 +283,11 @@ def test_migration_without_a_moment_of_absence(pool: LocalPool, prefix: str) -> 
         client = pool.connect(host="host-9", name="reader")
         while not stop.is_set():
             outcomes = read(client, mine, SIZE)
-            missed.extend(key for key, outcome in zip(mine, outcomes, strict=True) if not outcome.ok)
+            missed.extend(
+                f"{key}: {outcome.reason}"
+                for key, outcome in zip(mine, outcomes, strict=True)
+                if not outcome.ok
+            )
             rounds[0] += 1
 
     thread = threading.Thread(target=reader)
@@ -334,13 +338,13 @@ def test_what_does_not_fit_is_reported(pool: LocalPool, prefix: str) -> None:
     """Into a pool without room for all of it the hottest objects move; the rest is counted, and drained."""
     size = 1 << 20
     for store in pool.stores:
-        client = pool.connect(host=store.config["host"], deadline_ms=20_000)
+        client = pool.connect(host=store.config["host"])
         for number in range(24):
             key = f"{prefix}{store.name}/{number}"
-            assert client.put(key, page(key, size)).ok
+            until(lambda key=key, client=client: client.put(key, page(key, size)).ok, "room is made")
     victim = pool.stores[2]
     mine = [f"{prefix}{victim.name}/{number}" for number in range(24)]
-    looker = pool.connect(deadline_ms=20_000)
+    looker = pool.connect()
     hot = [key for key in mine[-3:] if looker.stat(key) is not None]
     looker.touch(hot)
 
