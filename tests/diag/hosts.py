@@ -197,7 +197,7 @@ SetEnv PATH={path} HOME={self.folder}
             stderr=subprocess.DEVNULL,
         )
 
-    def kvops(self, *args: str, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+    def kvops(self, *args: str, timeout_s: float = 4 * WAIT_S) -> subprocess.CompletedProcess[str]:
         """The command, run where the hosts can be reached."""
         source = Path(__file__).parents[2]
         env = {k: v for k, v in os.environ.items() if not k.startswith(("KVOPS_", "XDG_"))}
