@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kvops.fleet.etcd import free_ports
-from tests.pool import WAIT_S, until
+from tests.waiting import WAIT_S, until
 
 ETCD = shutil.which("etcd")
 needs_etcd = pytest.mark.skipif(ETCD is None, reason="needs etcd: apt-get install etcd-server")

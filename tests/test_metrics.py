@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvops import metrics
 from kvops.errors import ConfigError
 from kvops.metrics import HttpServer, Reading, expose, serve_http
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.process
 
@@ -37,7 +38,7 @@ def server(process: Process) -> Iterator[HttpServer]:
 
 
 def get(server: HttpServer, path: str, method: str = "GET") -> tuple[int, str]:
-    connection = http.client.HTTPConnection(server.address, timeout=5)
+    connection = http.client.HTTPConnection(server.address, timeout=WAIT_S)
     try:
         connection.request(method, path)
         answer = connection.getresponse()

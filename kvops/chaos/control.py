@@ -122,7 +122,7 @@ def abort(state_dir: Path, *, reason: str, timeout_s: float = ABORT_TIMEOUT_S) -
     if running and all(one.id != running for one in asked):
         asked.append(book.experiment(running))  # on its way: it must not go on
     for experiment in asked:
-        experiment.abort_file.write_text(reason)
+        experiment.ask_abort(reason)
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     found = []

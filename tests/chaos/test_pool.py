@@ -10,10 +10,14 @@ import kvops
 from kvops.chaos.experiment import PoolSpec
 from kvops.chaos.pool import check_supported, engine_names, group_names, planned_parts, started
 from kvops.errors import Unsupported, UsageError
+from kvops.limits import STORE_SILENT_MS
 from kvops.store.model import Reason
-from tests.pool import until
+from tests.pool import CALL_MS
+from tests.waiting import until
 
 PAGE = bytes(range(256)) * 128
+BRISK_MS = 400  # twice of it opens a breaker, before the master gives up a silent store by itself
+assert 2 * BRISK_MS < STORE_SILENT_MS
 
 
 @pytest.mark.process
@@ -23,7 +27,7 @@ def test_a_pool_is_reached_and_leaves_nothing(tmp_path: Path) -> None:
     with started(spec, state_dir=tmp_path / "state", folder=tmp_path) as pool:
         parts = pool.parts(roles=True)
         options = pool.client_options("g1")
-        with kvops.connect(options.pop("masters"), **options, host="host-0", deadline_ms=5_000) as client:
+        with kvops.connect(options.pop("masters"), **options, host="host-0", deadline_ms=CALL_MS) as client:
             assert client.put("k", PAGE).ok
             assert client.get("k") == PAGE
         assert pool.healthy() is None
@@ -56,9 +60,9 @@ def test_a_store_that_hangs_on_the_writers_own_host_opens_its_breaker(tmp_path: 
         PoolSpec(stores=2, segment_size="16MiB"), state_dir=tmp_path / "state", folder=tmp_path
     ) as pool:
         options = pool.client_options("g1")
-        with kvops.connect(options.pop("masters"), **options, host="host-1", deadline_ms=150) as client:
-            until(lambda: client.put("before", PAGE, deadline_ms=5_000).ok, "the pool takes a put")
-            client.get("before", deadline_ms=5_000)
+        with kvops.connect(options.pop("masters"), **options, host="host-1", deadline_ms=BRISK_MS) as client:
+            until(lambda: client.put("before", PAGE, deadline_ms=CALL_MS).ok, "the pool takes a put")
+            client.get("before", deadline_ms=CALL_MS)
             pool.groups["g1"].act("pause", "store-1")
             try:
                 reasons = [client.put(f"k{number}", PAGE).reason for number in range(3)]

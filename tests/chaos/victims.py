@@ -8,18 +8,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from kvops.chaos.netns import call_in, inode_of
 from kvops.chaos.procs import running
 from kvops.chaos.targets import Target, of_process
+from tests.waiting import WAIT_S, until
 
-WAIT_S = 10.0
 SERVER = """
 import http.server, os, select, signal, sys, threading
 name, host, port, child, tester = sys.argv[1:]
@@ -49,16 +46,6 @@ class Server(http.server.ThreadingHTTPServer):
     def handle_error(self, request, client_address): pass
 Server((host, int(port)), Handler).serve_forever()
 """
-
-
-def until(condition: Callable[[], Any], what: str, *, timeout_s: float = WAIT_S) -> Any:
-    """Wait until a condition holds; its value."""
-    deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"still waiting after {timeout_s} s: {what}"
-        pause.wait(0.01)
-    return value
 
 
 def free_port() -> int:

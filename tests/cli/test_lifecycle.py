@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvops.fleet.local import LocalGroup
+from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Run, Started
@@ -90,7 +91,7 @@ def test_following_events_ends_quietly(started: Started, signum: signal.Signals,
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["event"]
         process.send_signal(signum)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=WAIT_S)
 
     assert (process.returncode, said) == (code, b"")
 
@@ -228,7 +229,7 @@ def test_interrupted_start(kvops_env: dict[str, str], tmp_path: Path) -> None:
                 break
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
-        process.wait(60)
+        process.wait(WAIT_S)
 
     assert process.returncode == 130
     assert "interrupted" in rest

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from kvops.cli.replay import detail_text, key_prefix, parse_planned
 from kvops.errors import UsageError
 from kvops.inference.synth import AGENTIC, CHAT, generate
 from kvops.inference.trace import read_trace
+from tests.waiting import WAIT_S
 
 from .conftest import Run
 
@@ -115,8 +117,9 @@ def test_pages_stay_for_a_warm_replay_and_are_strangers_to_a_fresh_one(group: Ru
 
     def ratio(*more: str) -> float:
         done = group(
-            "replay", trace, "--nodes", "1", "--l2-size", "0B", "--page-size", "4KiB", "-o", "json", *more
-        )
+            "replay", trace, "--nodes", "1", "--l2-size", "0B", "--page-size", "4KiB", "--deadline", "30s",
+            "-o", "json", *more,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return float(json.loads(done.stdout)["hit_ratio"]["tokens"])
 
@@ -138,8 +141,9 @@ def test_an_interrupted_replay_leaves_no_engine(
         engines: list[psutil.Process] = []
         while len(engines) < 2 and process.poll() is None:
             engines = psutil.Process(process.pid).children()
+            time.sleep(0.01)  # nothing tells of a child but a look
         process.send_signal(signum)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=WAIT_S)
 
     assert process.returncode == code, said
     assert not [one for one in engines if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]

@@ -18,6 +18,7 @@ from kvops.diag.collect.prober import Prober, ping_udp, reach_tcp
 from kvops.diag.matrix import odd_ones, records
 from kvops.diag.probes import LocalTalk, Plan, Session
 from kvops.errors import KvopsError
+from tests.waiting import WAIT_S
 
 TOKEN = bytes(range(16))
 
@@ -36,9 +37,11 @@ def test_only_who_knows_the_token_is_answered(listener: prober.Listener) -> None
     udp = [("127.0.0.1", listener.ports["udp"])]
     other = bytes(16)
 
-    assert reach_tcp("127.0.0.1", "", ports, TOKEN, 5.0)[0]["ok"]
-    assert not reach_tcp("127.0.0.1", "", ports, other, 5.0)[0]["ok"]
-    assert ping_udp("127.0.0.1", "", udp, TOKEN, count=5, interval_s=0.001)[0]["received"] == 5
+    assert reach_tcp("127.0.0.1", "", ports, TOKEN, WAIT_S)[0]["ok"]
+    assert not reach_tcp("127.0.0.1", "", ports, other, WAIT_S)[0]["ok"]
+    assert (
+        ping_udp("127.0.0.1", "", udp, TOKEN, count=5, interval_s=0.001, timeout_s=WAIT_S)[0]["received"] == 5
+    )
     assert ping_udp("127.0.0.1", "", udp, other, count=5, interval_s=0.001, timeout_s=0.2)[0]["received"] == 0
 
 
@@ -48,7 +51,7 @@ def test_a_closed_port_is_refused_and_a_stranger_is_told_apart(listener: prober.
         closed.bind(("127.0.0.1", 0))
         targets = [stranger.getsockname(), closed.getsockname()]
 
-        rows = reach_tcp("127.0.0.1", "", targets, TOKEN, 0.5)
+        rows = reach_tcp("127.0.0.1", "", targets, TOKEN, 2.0)
 
     assert [row["ok"] for row in rows] == [False, False]
     assert rows[0]["error"] == "no answer"
@@ -91,7 +94,7 @@ def test_a_prober_that_ends_is_said_so() -> None:
         talk._process.kill()
         for _ in range(2):
             with pytest.raises(KvopsError, match="here"):
-                talk.ask("hello", timeout_s=20)
+                talk.ask("hello", timeout_s=WAIT_S)
     finally:
         talk.close()
 
@@ -103,7 +106,7 @@ def test_it_ends_with_its_input() -> None:
         input=b'{"id": 7, "do": "load", "netdevs": [], "window_s": 0}\n',
         capture_output=True,
         check=True,
-        timeout=30,
+        timeout=WAIT_S,
     )
 
     assert json.loads(done.stdout.removeprefix(b"KVOPS "))["id"] == 7

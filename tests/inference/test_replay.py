@@ -21,6 +21,7 @@ from kvops.inference.replay import Planned, Progress, ReplayConfig, replay
 from kvops.inference.results import DONE, ReplayEvent, impact, summary
 from kvops.inference.synth import AGENTIC, generate
 from kvops.inference.trace import Request, describe
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.process
 
@@ -42,7 +43,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rep
             hosts=tuple(f"host-{i}" for i in range(nodes)),
             page_bytes=64,
             l2_bytes=64 * l2_pages,
-            **more,
+            **{"deadline_ms": 30_000, "prefetch_ms_max": 30_000, **more},
         )
 
     return make
@@ -279,7 +280,7 @@ def test_a_killed_replay_takes_its_engines_with_it(
         engines = psutil.Process(parent.pid).children()
         parent.kill()
 
-    _, alive = psutil.wait_procs(engines, timeout=20)
+    _, alive = psutil.wait_procs(engines, timeout=WAIT_S)
     assert len(engines) == 2
     assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
 
