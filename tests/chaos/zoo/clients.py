@@ -24,7 +24,6 @@ from kvops.transfer.layout import ObjectHeader
 
 PATIENCE_MS = 5_000
 STORM = 32
-GONE = (Reason.STORE_DOWN, Reason.BREAKER_OPEN)  # not a time-out: a busy machine alone makes some
 
 
 class Proxy:
@@ -152,30 +151,6 @@ def old_leader(**options: object) -> Any:
     MasterChannel._connect = gullible
     Idle.take = lambda self: None
     return connect_pool(**options)
-
-
-class _Panic(Proxy):
-    def __init__(self, pool: Any) -> None:
-        super().__init__(pool)
-        self._until = 0.0
-
-    def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
-        if time.monotonic() < self._until:
-            return 0
-        return int(self.pool.prefix_hits(keys, deadline_ms=deadline_ms))
-
-    def batch_get_into(
-        self, keys: Sequence[str], buffers: Sequence[Any], *, deadline_ms: int | None = None
-    ) -> list[Outcome]:
-        outcomes = list(self.pool.batch_get_into(keys, buffers, deadline_ms=deadline_ms))
-        if any(one.reason in GONE for one in outcomes):
-            self._until = time.monotonic() + 30
-        return outcomes
-
-
-def shared_fate(**options: object) -> Any:
-    """One store's trouble, and it leaves the whole pool alone for half a minute."""
-    return _Panic(connect_pool(**options))
 
 
 class _WideBreaker(Proxy):

@@ -9,12 +9,14 @@ from typing import Any
 
 from kvops.store import master_core, node_core
 from kvops.store.allocator import Allocator
+from kvops.store.breaker import GroupBreaker
 from kvops.store.election import Role
 from kvops.store.leadership import Leadership
 from kvops.store.master import ALWAYS
 from kvops.store.messages import RemoveStatus
 from kvops.store.stores import StoreTable
 
+SULK_MS = 10_000
 PAGE_BYTES_LEAST = 16_384  # the register's small values stay where they are
 
 
@@ -123,6 +125,21 @@ def _leads_forever() -> None:
     Leadership._cease_to_lead = lambda self: None
 
 
+def _shared_fate() -> None:
+    """One client cannot reach one store, and the whole group is told to keep away for ten seconds."""
+    report, probe = master_core.MasterCore._report, GroupBreaker.try_probe
+
+    def alarmed(self: Any, hello: Any, said: Any, *, now_ms: int) -> bytes:
+        self.breaker.trip(now_ms=now_ms)
+        return report(self, hello, said, now_ms=now_ms)
+
+    def sulking(self: GroupBreaker, *, now_ms: int) -> bool:
+        return now_ms - self.changed_ms > SULK_MS and probe(self, now_ms=now_ms)
+
+    master_core.MasterCore._report = alarmed
+    GroupBreaker.try_probe = sulking
+
+
 BUGS = {
     "correct": Broken("none", lambda: None),
     "resurrect": Broken("master", _resurrect),
@@ -131,6 +148,7 @@ BUGS = {
     "no_checksum": Broken("store", _rot),
     "no_fencing": Broken("master", _overlap),
     "memory_reused_early": Broken("master", _early),
+    "shared_fate": Broken("master", _shared_fate),
     "old_leader": Broken("master", _leads_forever),
 }
 """By name; a bug of clients alone is ``correct`` here."""

@@ -58,7 +58,14 @@ SPECIMENS = (
         pool=PoolSpec(masters=3, etcd=1, stores=3, engines=3),
         scope=Scope(domain="master", select=Select(role="master", leads=True), max_capacity_fraction=1.0),
     ),
-    Specimen(name="no_retry_budget", caught_by="C2", arms=(Arm.BASELINE, Arm.CONTROL, Arm.FAULT)),
+    # Not a store that is silent: the master hides it after two seconds, and nothing is asked of it any more.
+    Specimen(
+        name="no_retry_budget",
+        caught_by="C2",
+        fault="store.wrong_bytes",
+        arguments={"objects": 400},
+        arms=(Arm.BASELINE, Arm.CONTROL, Arm.FAULT),
+    ),
     Specimen(name="lying_put", caught_by="S8"),
     Specimen(name="forget", caught_by="S3"),
     Specimen(name="leak", caught_by="S9"),
