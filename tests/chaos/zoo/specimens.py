@@ -48,8 +48,8 @@ SPECIMENS = (
     Specimen(name="resurrect", caught_by="S2"),
     Specimen(name="no_breaker", caught_by="C3"),
     Specimen(name="no_checksum", caught_by="S1"),
-    Specimen(name="no_fencing", caught_by="S1"),
-    Specimen(name="memory_reused_early", caught_by="S4"),
+    Specimen(name="no_fencing", caught_by="S1", fault_s=2.0, tail_s=2.0),
+    Specimen(name="memory_reused_early", caught_by="S4", fault_s=2.0, tail_s=2.0),
     Specimen(name="no_lease_check", caught_by="S4"),
     Specimen(
         name="old_leader",
