@@ -11,6 +11,7 @@ from kvops.chaos import artefacts
 from kvops.chaos.experiment import Experiment, load
 from kvops.chaos.history import RunRecord, read_run
 from kvops.chaos.runner import Options, Ran, Say, duration_s, run
+from kvops.chaos.statistics import CONFIRMATIONS, confirmed
 from kvops.chaos.verdict import EXIT_CODES, Judgement, RunVerdict, judge
 from kvops.errors import KvopsError, UsageError
 
@@ -27,6 +28,8 @@ _GRAVITY: Final = (
     RunVerdict.PASS,
 )
 REFUSED: Final = "REFUSED"
+Attempt = tuple[Ran, RunRecord, Judgement]
+"""A run, its history, and what is said of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,7 @@ class Row:
     seconds: float = 0.0
     folder: Path | None = None
     exit_code: int = 0
+    runs: int = 1  # that the verdict rests on
 
 
 def select(folder: Path, *, quick: bool) -> list[Entry]:
@@ -79,7 +83,7 @@ def select(folder: Path, *, quick: bool) -> list[Entry]:
     return entries
 
 
-def run_judged(experiment: Experiment, options: Options, *, say: Say) -> tuple[Ran, RunRecord, Judgement]:
+def run_judged(experiment: Experiment, options: Options, *, say: Say) -> Attempt:
     """
     Run one, judge it, and write its reports beside its history.
 
@@ -93,6 +97,39 @@ def run_judged(experiment: Experiment, options: Options, *, say: Say) -> tuple[R
     return ran, record, judgement
 
 
+def confirm(
+    first: Attempt, again: Callable[[], Attempt], *, wanted: int = CONFIRMATIONS
+) -> tuple[Attempt, RunVerdict, str, int]:
+    """
+    Whether a failure is one: noise fails a run now and then, and seldom ``wanted`` in a row.
+
+    A broken promise of safety needs no second look: one counter-example decides.
+
+    Args:
+        first: A run, judged.
+        again: Runs the same once more.
+        wanted: So many runs in a row must have failed.
+
+    Returns:
+        The last run, the verdict that all of them make, why, and how many there were.
+    """
+    attempts = [first]
+    while (
+        attempts[-1][2].verdict is RunVerdict.FAIL
+        and not attempts[-1][2].safety
+        and not confirmed([one[2].verdict is RunVerdict.FAIL for one in attempts])
+        and len(attempts) < wanted
+    ):
+        attempts.append(again())
+    last = attempts[-1]
+    verdict, why = last[2].verdict, last[2].reasons[0]
+    if len(attempts) > 1 and verdict is not RunVerdict.FAIL:
+        if verdict is RunVerdict.PASS:
+            verdict = RunVerdict.UNKNOWN  # neither a failure that comes again nor a clean record
+        why = f"not confirmed by run {len(attempts)} ({last[2].verdict}): {attempts[-2][2].reasons[0]}"
+    return last, verdict, why, len(attempts)
+
+
 def run_suite(
     entries: Sequence[Entry],
     options: Options,
@@ -100,12 +137,21 @@ def run_suite(
     say: Say,
     begin: Callable[[Entry], None] = lambda entry: None,
 ) -> Iterator[Row]:
-    """Run all, one after another; a row each as it ends. What refuses one does not hold up the others."""
+    """
+    Run all, one after another; a row each as it ends. What refuses one does not hold up the others.
+
+    A failure that is not of safety is one only when it comes again: see ``confirm``.
+    """
     for entry in entries:
         begin(entry)
         faults = ",".join(dict.fromkeys(call.name for call in entry.experiment.faults))
+        said = replace(options, source=str(entry.path))
+
+        def once(experiment: Experiment = entry.experiment, said: Options = said) -> Attempt:
+            return run_judged(experiment, said, say=say)
+
         try:
-            ran, _, judged = run_judged(entry.experiment, replace(options, source=str(entry.path)), say=say)
+            (ran, _, judged), verdict, why, runs = confirm(once(), once)
         except KvopsError as error:
             yield Row(
                 path=entry.path,
@@ -121,14 +167,15 @@ def run_suite(
             path=entry.path,
             title=entry.experiment.title,
             fault=faults,
-            verdict=judged.verdict.value,
-            why=judged.reasons[0],
+            verdict=verdict.value,
+            why=why,
             k=numbers.k,
             spread=numbers.spread,
             amplification=numbers.amplification,
             seconds=ran.seconds,
             folder=ran.folder,
-            exit_code=judged.exit_code,
+            exit_code=EXIT_CODES[verdict],
+            runs=runs,
         )
         if judged.verdict in (RunVerdict.DIRTY, RunVerdict.INTERRUPTED):
             return  # nothing new is begun before that is cleared up

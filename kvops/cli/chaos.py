@@ -23,6 +23,7 @@ COMMANDS: Final[dict[str, Row]] = {
     "run": Row("One experiment, from the first look to the verdict.", "chaos_run"),
     "suite": Row("A folder of experiments, and the matrix of their verdicts.", "chaos_suite"),
     "soak": Row("Random faults within bounds, round after round.", "chaos_soak"),
+    "calibrate": Row("Runs without a fault: what noise alone is blamed for.", "chaos_calibrate"),
     "sim": Row("Break a simulated pool under virtual time, seed by seed.", "chaos_sim"),
     "doctor": Row("Which faults this machine can do, and how.", "chaos_doctor"),
     "catalog": Row("Every fault: what it certifies, and what it does not.", "chaos_catalog"),

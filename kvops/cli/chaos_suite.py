@@ -49,7 +49,8 @@ def command(
     r"""
     Run every experiment of a folder, one after another, and print the matrix of their verdicts.
 
-    It says how long it takes before it starts. The exit code is that of the gravest verdict. With --quick,
+    It says how long it takes before it starts. The exit code is that of the gravest verdict. A FAIL that is not of
+    safety counts when it comes three times in a row; what does not come again is UNKNOWN. With --quick,
     UNKNOWN fails nothing: short runs look for harm and prove little, and each row says what it left open.
 
     \b
@@ -119,6 +120,7 @@ def as_row(row: Row) -> dict[str, Any]:
         "S": number(row.spread),
         "amplification": number(row.amplification),
         "seconds": round(row.seconds),
+        "runs": row.runs,
         "why": row.why,
         "folder": str(row.folder or ""),
     }

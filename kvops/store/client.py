@@ -49,6 +49,7 @@ from kvops.store.clock import boot_id
 from kvops.store.keys import NAMESPACE_BYTES, NAMESPACE_DEFAULT, index_digests, key_bytes
 from kvops.store.messages import RemoveStatus
 from kvops.store.model import LOCATION, Locations, ObjectFlag, Outcome, PutOptions, Reason, StoreInfo, View
+from kvops.store.trail import Trail
 from kvops.transfer import messages as tm
 from kvops.transfer import shm
 from kvops.transfer.engine import Lease, Leased, Until, drive
@@ -87,6 +88,7 @@ class Pool:
         self._addresses = tuple(addresses)
         self._closed = False
         self._regions = Regions()
+        self._trail: Trail | None = None
         self._start()
         _POOLS.add(self)
 
@@ -94,6 +96,7 @@ class Pool:
         """Fresh connections and locks: at birth, and in the child of a fork."""
         self._lock = threading.Lock()
         self._master = MasterChannel(self._addresses, self._identity)
+        self._master.trail = self._trail
         self._stores: dict[int, StoreChannel] = {}
         self._epoch = 0
         self._viewed = 0  # incarnation of the master whose view of the stores we have
@@ -231,13 +234,20 @@ class Pool:
                 or not all(self._retries.take() for _ in range(plan.pending))
             ):
                 break
+            if self._trail is not None and plan.retrying:
+                self._trail.retries += plan.pending
             self._read_groups(plan.next_round(self._route), until)
             plan.settle()
+        if self._trail is not None:
+            self._trail.named(plan.places())
+            self._trail.read(lease_end_s=lease.end)
         self._count(plan.outcomes)
         return plan.outcomes
 
     def _read_groups(self, groups: dict[int, list[ReadSlice]], until: Until) -> None:
         """Start the sockets, copy from mapped memory meanwhile, then wait for the sockets."""
+        if self._trail is not None:
+            self._trail.requests += len(groups)
         jobs: list[tuple[StoreChannel, Job]] = []
         mapped: list[tuple[shm.Mapping, list[ReadSlice]]] = []
         unmapped: list[tuple[StoreChannel, shm.MapJob, list[ReadSlice]]] = []
@@ -482,6 +492,8 @@ class Pool:
             self._know_stores(epoch, store_ids, deadline)
         except Trouble as trouble:
             return self._all(len(plan.outcomes), trouble.reason)
+        if self._trail is not None:
+            self._trail.named(plan.places(self._route))
         self._write_groups(plan.groups(self._route), deadline - END_RESERVE_S)
         rows = plan.end_body()
         if rows:
@@ -494,6 +506,8 @@ class Pool:
         return plan.outcomes
 
     def _write_groups(self, groups: dict[int, list[WriteSlice]], deadline: float) -> None:
+        if self._trail is not None:
+            self._trail.requests += len(groups)
         jobs: list[tuple[StoreChannel, WriteJob]] = []
         for store_id, slices in groups.items():
             channel = self._stores.get(store_id)
@@ -695,6 +709,10 @@ class Pool:
             "outcomes": {reason.value: count for reason, count in self._counts.items() if count},
         }
 
+    def follow(self, trail: Trail | None) -> None:
+        """Leave a trail of every call from now on, for whoever checks what the pool promises; None ends it."""
+        self._trail = self._master.trail = trail
+
     def _group_changed(self, is_open: bool) -> None:
         """The caretaker has asked how the group's breaker is."""
         self._group_open = is_open
@@ -778,6 +796,8 @@ class Pool:
     def _begin(self, deadline_ms: int | None) -> float:
         if self._closed:
             raise ClosedPool("the pool is closed", fix="connect again")
+        if self._trail is not None:
+            self._trail.begin()
         ms: float = self._deadline_ms if deadline_ms is None else deadline_ms
         if not 0 <= ms <= DEADLINE_MS_MAX:
             ms = _bounded(ms)
