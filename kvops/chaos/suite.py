@@ -7,15 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from kvops.chaos import artefacts
+import msgspec
+
+from kvops.chaos import artefacts, picture
 from kvops.chaos.experiment import Experiment, load
 from kvops.chaos.history import RunRecord, read_run
+from kvops.chaos.ledger import Book
 from kvops.chaos.runner import Options, Ran, Say, duration_s, run
 from kvops.chaos.statistics import CONFIRMATIONS, confirmed
 from kvops.chaos.verdict import EXIT_CODES, Judgement, RunVerdict, judge
 from kvops.errors import KvopsError, UsageError
 
 QUICK_TAG: Final = "quick"
+"""How often a quick run that failed by its numbers is repeated: one of them proves nothing, three agree."""
 _GRAVITY: Final = (
     RunVerdict.DIRTY,
     RunVerdict.INTERRUPTED,
@@ -59,9 +63,10 @@ class Row:
     runs: int = 1  # that the verdict rests on
 
 
-def select(folder: Path, *, quick: bool) -> list[Entry]:
+def select(folder: Path, *, quick: bool, tags: Sequence[str] = ()) -> list[Entry]:
     """
-    The experiments of a folder, by name; with ``quick`` those that are tagged for it.
+    The experiments of a folder, by name: those with one of ``tags``, if any are named; else, with ``quick``, those
+    that are tagged for it.
 
     Raises:
         ConfigError: One cannot be read.
@@ -69,15 +74,16 @@ def select(folder: Path, *, quick: bool) -> list[Entry]:
     """
     paths = sorted(folder.glob("*.yaml")) if folder.is_dir() else [folder]
     entries = []
+    wanted = set(tags) or ({QUICK_TAG} if quick else set())
     for path in paths:
         experiment = load(path)
-        if not quick or QUICK_TAG in experiment.tags:
+        if not wanted or wanted & set(experiment.tags):
             entries.append(
                 Entry(path=path, experiment=experiment, seconds=duration_s(experiment, quick=quick))
             )
     if not entries:
         raise UsageError(
-            f"{folder} holds no experiment" + (f" tagged {QUICK_TAG}" if quick else ""),
+            f"{folder} holds no experiment" + (f" tagged {' or '.join(sorted(wanted))}" if wanted else ""),
             fix="name a folder of *.yaml experiments, such as playbooks/experiments",
         )
     return entries
@@ -181,17 +187,42 @@ def run_suite(
             return  # nothing new is begun before that is cleared up
 
 
+def leftovers(state_dir: Path, since: set[str]) -> list[str]:
+    """
+    What experiments left on this machine although they ended: rules, groups, files, helpers with a token of theirs.
+
+    Args:
+        state_dir: Of their ledgers.
+        since: Names of experiments that were there before, and do not count.
+    """
+    found = []
+    for experiment in Book(state_dir).experiments():
+        if experiment.id in since:
+            continue
+        scope = next((one.facts["scope"] for one in experiment.entries() if "scope" in one.facts), None)
+        if scope is None:
+            continue
+        where = msgspec.convert(scope, picture.Scope)
+        seen = picture.take(msgspec.structs.replace(where, processes=[]))
+        for place, what in seen.items():
+            ours = [token for token in where.tokens if token in what or (what and token in place)]
+            if ours:
+                found.append(f"{experiment.id}: {place}: {what}")
+    return found
+
+
 def exit_code(rows: Iterable[Row], *, allow_unsupported: bool, quick: bool) -> int:
     """
     Of a whole suite: the gravest of its rows'.
 
-    ``quick`` runs prove little by design: what they could not conclude is no failure of theirs, but is printed.
+    ``quick`` runs prove little by design: what they could not conclude is no failure of theirs, but is printed;
+    nor is it theirs when the machine was too busy for a steady baseline.
     """
     forgiven = {RunVerdict.PASS.value}
     if allow_unsupported:
         forgiven.add(RunVerdict.UNSUPPORTED.value)
     if quick:
-        forgiven.add(RunVerdict.UNKNOWN.value)
+        forgiven |= {RunVerdict.UNKNOWN.value, RunVerdict.BASELINE_NOT_STEADY.value}
     grave = [row for row in rows if row.verdict not in forgiven]
     for verdict in _GRAVITY:
         if any(row.verdict == verdict.value for row in grave):

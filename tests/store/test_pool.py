@@ -488,7 +488,7 @@ def in_child(work: object) -> int:
     if pid == 0:
         try:
             os._exit(0 if work() else 1)  # type: ignore[operator]
-        except Exception:
+        except Exception:  # noqa: BLE001 - a test says what broke in the child
             traceback.print_exc()
         finally:
             os._exit(2)
