@@ -188,9 +188,9 @@ def _muted(settings: Settings, results: Sequence[Result]) -> list[Result]:
 
 def _probes(names: Sequence[str], peers: Sequence[str]) -> dict[str, list[str]]:
     """What the collector is told to send. Raises UsageError for a probe that there is not."""
-    from kvops.diag.collect.agent import PROBES
-
     for name in names:
+        from kvops.diag.collect.agent import PROBES
+
         if name not in PROBES:
             raise UsageError(
                 f"this host alone has no probe {name!r}",
@@ -429,11 +429,15 @@ def _show(
             for row in document["results"]:
                 out.raw_json({"schema": 1, **row})
     elif kind == "junit":
-        click.echo(render.junit(results, unreached), nl=False)
+        from kvops.diag.render_junit import junit
+
+        click.echo(junit(results, unreached), nl=False)
     elif kind == "md":
         click.echo(render.markdown(nodes, results, took_s=took_s, unreached=unreached), nl=False)
     elif kind == "html":
-        page = render.page(nodes, results, took_s=took_s, unreached=unreached)
+        from kvops.diag.render_html import page as page_of
+
+        page = page_of(nodes, results, took_s=took_s, unreached=unreached)
         if matrix is not None:
             from kvops.diag.render_matrix import section
 

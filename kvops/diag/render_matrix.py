@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvops.diag.matrix import Cell, Matrix, odd_ones, spread
-from kvops.diag.render import _CSS, Style, _plain, safe
+from kvops.diag.render import Style, plain, safe
+from kvops.diag.render_html import CSS
 
 GRID_HOSTS_MAX = 16  # of a terminal's grid; beyond it only who stands out
 CELL_WIDTH = 13
@@ -54,7 +55,7 @@ def mark(cells: Sequence[Cell]) -> tuple[str, str]:
     return "ok", " ".join(words) or "ok"
 
 
-def lines(matrix: Matrix, *, wide: bool = False, style: Style = _plain) -> list[str]:
+def lines(matrix: Matrix, *, wide: bool = False, style: Style = plain) -> list[str]:
     """What a terminal shows."""
     text = []
     hosts = matrix.hosts
@@ -184,6 +185,6 @@ def page(matrix: Matrix) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>kvops diagnose matrix</title><style>{_CSS}</style></head>"
+        f"<title>kvops diagnose matrix</title><style>{CSS}</style></head>"
         f"<body><h1>kvops diagnose matrix</h1>{section(matrix)}</body></html>\n"
     )
