@@ -6,7 +6,16 @@ from collections.abc import Callable, Sequence
 
 from kvops.diag.facts import HostFacts
 from kvops.diag.model import LOUD, Finding, Outcome, Result
-from kvops.diag.report import Cause, causes, path_text, playbook, unseen_groups, verdict
+from kvops.diag.report import (
+    Cause,
+    by_family,
+    causes,
+    needs_root,
+    path_text,
+    playbook,
+    unseen_groups,
+    verdict,
+)
 
 FINDINGS_SHOWN_MAX = 4  # of one cause, unless asked for more
 _COLORS = {Outcome.FAIL: "red", Outcome.WARN: "yellow", Outcome.UNKNOWN: "yellow", Outcome.OK: "green"}
@@ -77,25 +86,19 @@ def lines(
         text.append(f"NORMAL  {safe('; '.join(shown))}{more}: no cause by themselves")
     for reason, names, asked in unseen_groups(results):
         if asked or verbose:
-            text.append(f"UNSEEN  {_families(names)}: {safe(reason)}{_hint(reason)}")
+            text.append(f"UNSEEN  {by_family(names)}: {safe(reason)}{_hint(reason)}")
     quiet = sum(not asked for _, _, asked in unseen_groups(results))
     if quiet and not verbose:
         count = sum(r.outcome is Outcome.UNKNOWN and not r.asked for r in results)
         lack = "1 check lacks" if count == 1 else f"{count} checks lack"
         text.append(f"UNSEEN  {lack} something that was not collected or is not installed (-v)")
+    hidden = needs_root(nodes, results)
+    if hidden:
+        text.append(f"ROOT    run as root for {by_family(hidden)}")
     text += [style(f"UNREACHED  {name}: {safe(reason)}", "yellow") for name, reason in unreached]
     if verbose > 1:
         text += [f"{r.outcome:8}{r.node}  {r.check}  {safe(r.reason)}" for r in results]
     return text
-
-
-def _families(names: Sequence[str]) -> str:
-    by_family: dict[str, int] = {}
-    for name in names:
-        by_family[name.partition(".")[0]] = by_family.get(name.partition(".")[0], 0) + 1
-    if len(names) <= 2:
-        return ", ".join(names)
-    return ", ".join(f"{family}.* ({count})" for family, count in by_family.items())
 
 
 def _hint(reason: str) -> str:
@@ -159,7 +162,9 @@ def markdown(
             text += ["", f"Explains: {', '.join(names)}"]
         text += ["", f"Playbook: {playbook(cause.check)}", ""]
     text += [f"- {host.name}: {_cell(path_text(host, results))}" for host in nodes]
-    unseen = [f"- unseen: {_families(names)}: {_cell(reason)}" for reason, names, _ in unseen_groups(results)]
+    unseen = [f"- unseen: {by_family(names)}: {_cell(reason)}" for reason, names, _ in unseen_groups(results)]
+    if hidden := needs_root(nodes, results):
+        unseen.append(f"- run as root for: {by_family(hidden)}")
     missing = [f"- not reached: {_cell(name)}: {_cell(reason)}" for name, reason in unreached]
     return "\n".join([*text, "", *unseen, *missing, ""])
 

@@ -11,7 +11,7 @@ from kvops.diag.model import LOUD, Outcome, Result
 from kvops.diag.rails import MARKS, Rail, rails_of
 from kvops.diag.registry import checks
 from kvops.diag.render import Unreached, headline, persistence, safe
-from kvops.diag.report import causes, playbook, unseen_groups, verdict
+from kvops.diag.report import by_family, causes, needs_root, playbook, unseen_groups, verdict
 
 RAILS_DRAWN_MAX = 8  # of one host, open on the page; the others are folded
 
@@ -129,6 +129,8 @@ def page(
         body.append(
             f'<p class="dim">{text(steps)} More in <code>{text(playbook(cause.check))}</code>.</p></section>'
         )
+    if hidden := needs_root(nodes, results):
+        body.append(f"<p>Run as root for {text(by_family(hidden))}.</p>")
     groups = unseen_groups(results)
     if groups:
         rows_ = "".join(f"<tr><td>{text(r)}</td><td>{text(', '.join(n))}</td></tr>" for r, n, _ in groups)
