@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from unseen import BENIGN, CASES
+from vendors import BLUEFIELD, BROADCOM, CONNECTX, EFA, INFINIBAND, INTEL, Maker, Node, healthy
 
 from kvops.diag.facts import HostFacts
 from kvops.diag.model import LOUD, Result
 from kvops.diag.runner import run, select
-from tests.diag.unseen import BENIGN, CASES
-from tests.diag.vendors import BLUEFIELD, BROADCOM, CONNECTX, EFA, INFINIBAND, INTEL, Maker, Node, healthy
 
 
 def judge(nodes: Sequence[Node]) -> list[Result]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tests.diag.vendors import (
+from vendors import (
     BDFS,
     BLUEFIELD,
     BROADCOM,
