@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvops.diag.matrix import Cell, Matrix, odd_ones, spread
-from kvops.diag.render import _CSS, Style, _plain, safe
+from kvops.diag.render import Style, plain, safe
+from kvops.diag.render_html import CSS
 
 GRID_HOSTS_MAX = 16  # of a terminal's grid; beyond it only who stands out
 CELL_WIDTH = 13
+LINES_MAX = 64  # of one kind
 _UNITS = {
     "rtt_us": "round trip µs",
     "rtt_p99_us": "round trip p99 µs",
@@ -54,7 +56,7 @@ def mark(cells: Sequence[Cell]) -> tuple[str, str]:
     return "ok", " ".join(words) or "ok"
 
 
-def lines(matrix: Matrix, *, wide: bool = False, style: Style = _plain) -> list[str]:
+def lines(matrix: Matrix, *, wide: bool = False, style: Style = plain) -> list[str]:
     """What a terminal shows."""
     text = []
     hosts = matrix.hosts
@@ -85,11 +87,34 @@ def lines(matrix: Matrix, *, wide: bool = False, style: Style = _plain) -> list[
     ]
     for host, tests in matrix.self_tests.items():
         text += _self_lines(host, tests)
+    text += [f"GID     {line}" for line in gid_lines(matrix, every=wide)[:LINES_MAX]]
     for reason in dict.fromkeys(c.unseen for c in matrix.cells if c.unseen):
         count = sum(c.unseen == reason for c in matrix.cells)
         text.append(style("UNSEEN", "yellow") + f"  {count} pairs: {safe(reason)}")
     if matrix.left_out:
         text.append(f"UNSEEN  {matrix.left_out} pairs of different rails: too many, left out")
+    return text
+
+
+def gid_lines(matrix: Matrix, *, every: bool = False) -> list[str]:
+    """What each pair of GIDs said: of pairs of interfaces where one did not answer, or of every one."""
+    text = []
+    for cell in matrix.cells:
+        if len(cell.gids) < 2 or not (every or not all(pair.answered for pair in cell.gids)):
+            continue
+        said = ", ".join(
+            f"{pair.indices} ({pair.kind}) "
+            + (
+                f"{pair.rtt_us:.3g} µs"
+                if pair.rtt_us is not None
+                else "ok"
+                if pair.answered
+                else safe(pair.error) or "no answer"
+            )
+            for pair in cell.gids
+        )
+        more = f", {cell.gids_left_out} more not tried" if cell.gids_left_out else ""
+        text.append(f"{safe(cell.name)}: {said}{more}")
     return text
 
 
@@ -172,6 +197,7 @@ def section(matrix: Matrix) -> str:
             f"<th>max</th></tr>{figures}</table></div>"
         )
     plain = [line for host, tests in matrix.self_tests.items() for line in _self_lines(host, tests)]
+    plain += [f"GID {line}" for line in gid_lines(matrix)[:LINES_MAX]]
     plain += [f"UNREACHED {name}: {reason}" for name, reason in matrix.unreached]
     plain += list(dict.fromkeys(f"UNSEEN {c.unseen}" for c in matrix.cells if c.unseen))
     if plain:
@@ -184,6 +210,6 @@ def page(matrix: Matrix) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>kvops diagnose matrix</title><style>{_CSS}</style></head>"
+        f"<title>kvops diagnose matrix</title><style>{CSS}</style></head>"
         f"<body><h1>kvops diagnose matrix</h1>{section(matrix)}</body></html>\n"
     )

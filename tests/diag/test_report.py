@@ -17,7 +17,7 @@ from defects import DEFECTS, PORT0
 from healthy import HEALTHY
 from world import World, judge
 
-from kvops.diag import render, report
+from kvops.diag import render, render_html, render_junit, report
 from kvops.diag.explain import SYMPTOMS, explain_error
 from kvops.diag.model import Outcome
 from kvops.diag.profile import checked, derive, differences, dump, load_profile
@@ -106,7 +106,7 @@ def test_junit_is_xml_with_one_case_a_result() -> None:
     )
     results = judge(world)
 
-    suite = ET.fromstring(render.junit(results).encode())
+    suite = ET.fromstring(render_junit.junit(results).encode())
 
     assert int(suite.get("tests") or 0) == len(results) == len(suite.findall("testcase"))
     assert int(suite.get("failures") or 0) == len(suite.findall("testcase/failure"))
@@ -121,12 +121,14 @@ def test_a_host_not_reached_is_in_every_format() -> None:
         render.markdown([], [], unreached=missing).splitlines()[0],
         str(report.document([], [], unreached=True)["verdict"]).upper(),
     ]
-    suite = ET.fromstring(render.junit([], missing).encode())
+    suite = ET.fromstring(render_junit.junit([], missing).encode())
 
     assert all("UNKNOWN" in verdict for verdict in verdicts)
     assert "UNREACHED  gpu-9: no <route> to host" in render.lines([], [], unreached=missing)
     assert "- not reached: gpu-9: no <route> to host" in render.markdown([], [], unreached=missing)
-    assert "<b>gpu-9</b> was not reached: no &lt;route&gt; to host" in render.page([], [], unreached=missing)
+    assert "<b>gpu-9</b> was not reached: no &lt;route&gt; to host" in render_html.page(
+        [], [], unreached=missing
+    )
     assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
 
 
@@ -148,7 +150,7 @@ class _Links(HTMLParser):
 def test_page_is_whole_and_needs_nothing_else() -> None:
     """The HTML page is balanced, loads nothing, escapes what it shows and marks the bad hop."""
     world = _broken().arg(100, "device_names", "<script>alert(1)</script>")
-    text = render.page([world.facts()], judge(world))
+    text = render_html.page([world.facts()], judge(world))
 
     parser = _Links()
     parser.feed(text)
@@ -260,7 +262,7 @@ def test_page_in_a_browser(tmp_path: Path, width: int) -> None:
     """On a telephone and on a desk nothing sticks out sideways, no link is dead, and the bad hop leads to its cause."""
     world = _broken().log("x" * 400).swap("dmesg", "x" * 400, "mlx5_core health compromised " + "y" * 400)
 
-    seen = _in_browser(render.page([world.facts()], judge(world)), width, tmp_path)
+    seen = _in_browser(render_html.page([world.facts()], judge(world)), width, tmp_path)
 
     assert width - 20 <= seen["width"] <= width  # a scroll bar takes the rest
     assert (seen["over"], seen["wide"], seen["dead"]) == (0, [], [])
