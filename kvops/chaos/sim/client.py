@@ -27,6 +27,7 @@ from kvops.net.link import Link, LinkState
 from kvops.net.wire import Frame, Kind, decode
 from kvops.store import messages as m
 from kvops.store.breaker import Breaker, Failure, RetryBudget
+from kvops.store.carrier import STALLED_S
 from kvops.store.channel import (
     FAILOVER_OPEN_MS,
     FAILOVER_OPEN_MS_MAX,
@@ -35,7 +36,7 @@ from kvops.store.channel import (
     PROBE_TIMEOUT_S,
     Trouble,
 )
-from kvops.store.client import END_RESERVE_S, STALLED_S
+from kvops.store.client import END_RESERVE_S
 from kvops.store.client_core import Located, PutPlan, ReadPlan
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests
 from kvops.store.messages import RemoveStatus
