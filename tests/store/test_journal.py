@@ -315,7 +315,7 @@ def test_any_bytes_are_a_journal_or_an_error(
     """Whatever lies in a segment is read, or refused as ParseError; nothing else."""
     directory = tmp_path_factory.getbasetemp() / "fuzz"
     directory.mkdir(exist_ok=True)
-    whole = encode_header(Kind.HOLDS, 1, 0, b"\x80") + b"\x80"
+    whole = encode_header(Kind.HOLDS, 1, 0, b"\x90") + b"\x90"
     (directory / "segment-1.log").write_bytes(whole[cut:] + data)
     try:
         recover_state(directory)
