@@ -103,7 +103,6 @@ class JournalWriter:
         self._queue: deque[tuple[int, bytes, bytes]] = deque()
         self._written_bytes = 0  # thread's
         self._failed: tuple[int, OSError] | None = None  # thread's: in which epoch the disk refused what
-        self._snapshots_total = 0  # thread's
         self._disk_epoch = 0  # thread's: the epoch of what it writes now
         self._idle = False
         self._closed = False
@@ -123,11 +122,6 @@ class JournalWriter:
         """What the disk refused since the last snapshot began: nothing is written until the next."""
         failed = self._failed
         return failed[1] if failed is not None and failed[0] == self._epoch else None
-
-    @property
-    def snapshots_total(self) -> int:
-        """Snapshots that are whole and on disk, by this writer."""
-        return self._snapshots_total
 
     @property
     def wants_snapshot(self) -> bool:
@@ -300,7 +294,7 @@ class JournalWriter:
                 elif target == _ABORT:
                     self._guard(self._disk.abort)
                 elif target == _COMMIT:
-                    self._guard(self._commit)
+                    self._guard(self._disk.commit)
             with self._progress:
                 self._written_bytes += taken
                 self._progress.notify_all()
@@ -321,10 +315,6 @@ class JournalWriter:
             size += len(head) + len(body) + 1
             pieces += (head, body)
         return target, size, pieces
-
-    def _commit(self) -> None:
-        self._disk.commit()
-        self._snapshots_total += 1
 
     def _guard(self, step: Callable[..., None], *args: Any) -> None:
         try:
