@@ -23,7 +23,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from kvops.errors import ConfigError
+from kvops.addresses import split_address
+from kvops.errors import ConfigError, UsageError
 
 CONNECTIONS_MAX: Final = 16  # at once; more are closed unanswered
 REQUEST_TIMEOUT_S: Final = 5.0  # for a peer that sends, or reads, nothing
@@ -135,13 +136,10 @@ def serve_http(
     Raises:
         ConfigError: The address cannot be listened on.
     """
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
     try:
-        if not host:
-            raise ValueError("it names no host")  # "" would mean every interface
-        server = _Server((host, int(port)), _Handler, ipv6=":" in host)
-    except (OSError, ValueError, OverflowError) as error:
+        host, port = split_address(address)  # which has a host: "" would mean every interface
+        server = _Server((host, port), _Handler, ipv6=":" in host)
+    except (OSError, UsageError) as error:
         raise ConfigError(
             f"cannot listen on {address} for /metrics and /ready: {error}",
             fix="choose another http address, such as 127.0.0.1:0, or stop who listens there: ss -ltnp",

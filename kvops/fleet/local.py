@@ -594,7 +594,7 @@ class LocalGroup:
 
     def findings(self, plan: StartPlan) -> list[preflight.Finding]:
         """What a start would be refused for, and what was found in order; nothing is changed."""
-        from kvops.store.config import split_address
+        from kvops.addresses import split_address
 
         kinds: tuple[Literal["listen", "control", "http"], ...] = ("listen", "control", "http")
         addresses = [

@@ -14,7 +14,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from kvops.errors import AuthFailed, NotLeader, Unreachable, WireError
+from kvops.addresses import join_address, split_address
+from kvops.errors import AuthFailed, NotLeader, Unreachable, UsageError, WireError
 from kvops.net import wire
 from kvops.net.auth import Caller, Hello, Welcome, WireTrouble
 from kvops.net.resolve import resolver
@@ -65,10 +66,10 @@ class Address(msgspec.Struct, frozen=True):
         """``host:port``, ``[v6]:port``, or an absolute path."""
         if text.startswith("/"):
             return cls(text, 0)
-        host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-            raise Unreachable(f"{text!r} is not an address", fix="write host:port")
-        return cls(host.strip("[]"), int(port))
+        try:
+            return cls(*split_address(text))
+        except UsageError as error:  # a peer may have named it
+            raise Unreachable(error.what, fix=error.fix) from None
 
     @property
     def is_unix(self) -> bool:
@@ -76,7 +77,7 @@ class Address(msgspec.Struct, frozen=True):
         return self.host.startswith("/")
 
     def __str__(self) -> str:
-        return self.host if self.is_unix else f"{self.host}:{self.port}"
+        return self.host if self.is_unix else join_address(self.host, self.port)
 
 
 class Link:

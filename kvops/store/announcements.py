@@ -162,7 +162,6 @@ class Announcements:
         assert store.announced is not None
         store.announced[slots] = True
         store.objects += len(rows)
-        self._outbox.counters.adopted += len(rows)
         for slot, _ in with_ttl(entry, slots):
             self._objects.expire_at(slot, now_ms)  # nobody knows any more how long it was to live
 

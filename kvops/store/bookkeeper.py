@@ -100,8 +100,7 @@ class Bookkeeper:
         if journal is None:
             return
         for entry in entries:
-            kind, count, body = entry.encode()
-            journal.append(kind, body, count)
+            journal.append(*entry.encode())
         if self._snapshot is None and journal.wants_snapshot and time.monotonic() >= self._snapshot_after:
             self._snapshot = Snapshot(journal, core)
 

@@ -43,7 +43,7 @@ from kvops.store.drain import Holds
 from kvops.store.generations import Generations
 from kvops.store.horizon import LeaseHorizon
 from kvops.store.journal import Recovery
-from kvops.store.lease import MS32_MASK, LeaseTable
+from kvops.store.lease import MS32_MASK, AgeClamp
 from kvops.store.model import LOCATION, ClientInfo, PlacementPolicy, StoreId, StoreInfo, StoreState, View
 from kvops.store.objects import Objects, with_ttl
 from kvops.store.outbox import Outbox
@@ -104,7 +104,7 @@ class MasterCore:
         self.puts = PutTable()
         self._awake = awake = AwakeClock(now_ms=now_ms)
         self._horizon = horizon = LeaseHorizon(self.index, now_ms=now_ms)
-        self._leases = LeaseTable(self.index.touched_ms)
+        self._ages = AgeClamp(self.index.touched_ms)
         self._pool = pool = Pool(self.objects, outbox, horizon)
         self.stores = pool.stores
         self.placer = placer = Placer(
@@ -396,9 +396,7 @@ class MasterCore:
         self._store_life.tick(paused_ms=paused_ms, now_ms=now_ms)
         self._watch.tick(now_ms=now_ms)
         self._removes.tick(now_ms=now_ms)
-        self._leases.clamp_ages(
-            now_ms32=now_ms & MS32_MASK, slots_used=self.index.slots_used, budget=CLAMP_SLOTS
-        )
+        self._ages.step(now_ms32=now_ms & MS32_MASK, slots_used=self.index.slots_used, budget=CLAMP_SLOTS)
         self._reports.tick(now_ms=now_ms)
 
     @property

@@ -50,7 +50,6 @@ class Counters:
     removed: int = 0
     preempted: int = 0
     no_space: int = 0
-    adopted: int = 0
 
 
 class Outbox:

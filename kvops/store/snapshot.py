@@ -56,10 +56,7 @@ class Snapshot:
         self._waiting: deque[tuple[Kind, int, bytes]] = deque()  # of the slice that the queue had no room for
         journal.begin_snapshot()
         for entry in self._walk.stores():
-            kind, count, body = entry.encode()
-            journal.append(
-                kind, body, count
-            )  # in the tail: a snapshot's queue may be full, the tail's is not
+            journal.append(*entry.encode())  # in the tail: a snapshot's queue may be full, the tail's is not
 
     def step(self) -> bool:
         """One slice; whether the snapshot is over."""
@@ -70,8 +67,7 @@ class Snapshot:
                 return True
             self._waiting += [entry.encode() for entry in entries]
         while self._waiting:
-            kind, count, body = self._waiting[0]
-            if not self._journal.append_snapshot(kind, body, count):
+            if not self._journal.append_snapshot(*self._waiting[0]):
                 return False  # the disk is behind: the rest of the slice again later
             self._waiting.popleft()
         return False

@@ -12,11 +12,13 @@ from kvops.limits import BEAT_INTERVAL_MS, LEASE_TTL_MS, STORE_TTL_MS
 from kvops.net.wire import Kind
 from kvops.store import messages as m
 from kvops.store.awake import TICK_MS
+from kvops.store.journal import Kind as JournalKind
 from kvops.store.journal import recover_state
 from kvops.store.journal_writer import JournalWriter
 from kvops.store.master_core import MasterCore
 from kvops.store.messages import PutStatus
 from kvops.store.model import Hold, HoldKind, HoldState, StoreState
+from kvops.store.outbox import JournalEntry
 from kvops.store.snapshot import Snapshot
 from kvops.store.sweep import COUNT_SLOTS, SWEEP_OBJECTS
 from kvops.transfer.messages import NodeStatus
@@ -457,8 +459,9 @@ def test_holds_survive_in_the_journal_and_its_snapshot(tmp_path: Path, rig: Rig)
     rig.undrain("store-1")
     said = rig.core.holds.rows()
     journal = JournalWriter(tmp_path / "journal")
-    journal.append_holds([msgspec.structs.replace(said[0], target="store-9", state=HoldState.CORDONED)])
-    journal.append_holds([msgspec.structs.replace(said[0], target="store-9", state=HoldState.LIFTED)])
+    for state in (HoldState.CORDONED, HoldState.LIFTED):
+        hold = msgspec.structs.replace(said[0], target="store-9", state=state)
+        journal.append(*JournalEntry(JournalKind.HOLDS, holds=(hold,)).encode())
     snapshot = Snapshot(journal, rig.core)
     while not snapshot.step():
         pass

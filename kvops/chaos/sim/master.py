@@ -445,8 +445,7 @@ class MasterProcess(Process):
         if self._journal is None:
             return
         for entry in entries:
-            kind, count, body = entry.encode()
-            self._journal.append(kind, body, count)
+            self._journal.append(*entry.encode())
         if self._journal.wants_snapshot and self._snapshot is None and now >= self._snapshot_after_ms:
             self._snapshot = Snapshot(cast(JournalWriter, self._journal), self.core)
 
@@ -607,8 +606,7 @@ class MasterProcess(Process):
             while not snapshot.step():
                 self._journal.flush()
         elif self._journal is not None:
-            kind, count, body = entry.encode()
-            self._journal.append(kind, body, count)
+            self._journal.append(*entry.encode())
 
     # Standbys.
 
