@@ -143,7 +143,7 @@ def test_an_injector_that_does_nothing_is_never_a_pass(
     from kvops.chaos.faults.process import Pause
 
     monkeypatch.setattr(Pause, "inject", lambda self, host: None)
-    ran = run(short(verify=2), options)
+    ran = run(short(window=3, fault=1, verify=2), options)
 
     judged = judge(read_run(ran.folder))
     assert judged.verdict is RunVerdict.NOT_INJECTED
@@ -200,8 +200,8 @@ def command_line(options: Options, tmp_path: Path) -> subprocess.Popen[str]:
     file = tmp_path / "long.yaml"
     file.write_text(
         SHORT.format(
-            func="process_pause", arms="baseline, fault", window=9, fault=7, guards="", verify=20
-        ).replace("1x9s", "1x9s, profile: chat-prefix")
+            func="process_pause", arms="baseline, fault", window=7, fault=5, guards="", verify=20
+        ).replace("1x7s", "1x7s, profile: chat-prefix")
     )
     env = {**os.environ, "PYTHONPATH": str(Path(kvops.__file__).parents[1]), "TMPDIR": str(options.folder)}
     words = [

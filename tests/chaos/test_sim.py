@@ -21,6 +21,7 @@ from kvops.chaos.sim.shrink import shrink
 from kvops.chaos.sim.world import run
 from tests.chaos.mutants import MUTANTS
 from tests.store.test_journal_writer import MOUNTED, stored
+from tests.waiting import WAIT_S
 
 SHORT = Config(stores=3, clients=4, duration_ms=2_500, ops_per_s=5, faults_per_s=1.2)
 SEEDS = 500
@@ -228,7 +229,7 @@ def test_shrinking_leaves_what_it_takes() -> None:
         plans = (draw(seed, CROWD) for seed in range(CATCH_SEEDS))
         plan, first = next((plan, result) for plan in plans if (result := run(plan)).invariant == "leases")
 
-        smaller, result, runs = shrink(plan, first, runs_max=80, time_s_max=20)
+        smaller, result, runs = shrink(plan, first, runs_max=80, time_s_max=4 * WAIT_S)
         again = run(smaller)
 
     assert result.invariant == "leases"

@@ -19,18 +19,27 @@ from kvops.inference.synth import AGENTIC, CHAT, generate
 from kvops.inference.trace import read_trace
 from tests.waiting import WAIT_S
 
-from .conftest import Run
+from .conftest import Run, Started, environment, runner
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """One master and two small stores for all tests; each leaves them running."""
+    folder = tmp_path_factory.mktemp("group")
+    env = environment(folder)
+    run = runner(env)
+    begun = run("start", "--stores", "2", "--segment-size", "128MiB")
+    try:
+        assert begun.returncode == 0, begun.stderr
+        yield Started(run, folder, env)
+    finally:
+        run("stop", "--now")
 
 
 @pytest.fixture
-def group(run: Run) -> Iterator[Run]:
-    """A group of one master and two small stores, ready."""
-    started = run("start", "--stores", "2", "--segment-size", "128MiB")
-    assert started.returncode == 0, started.stderr
-    try:
-        yield run
-    finally:
-        run("stop", "--now")
+def group(running: Started) -> Run:
+    """How commands are run on it."""
+    return running.run
 
 
 @pytest.mark.parametrize(
@@ -107,6 +116,7 @@ def test_a_store_is_killed_in_the_middle_of_a_replay(group: Run, tmp_path: Path)
     assert "killed, on purpose" in done.stderr
     assert done.stderr.endswith("store-1 is still down: kvops restart store-1\n")
     assert group("status", "-q").returncode == 1
+    assert group("restart", "store-1").returncode == 0
 
 
 @pytest.mark.process
@@ -132,12 +142,10 @@ def test_pages_stay_for_a_warm_replay_and_are_strangers_to_a_fresh_one(group: Ru
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=lambda value: str(value)
 )
-def test_an_interrupted_replay_leaves_no_engine(
-    group: Run, kvops_env: dict[str, str], signum: signal.Signals, code: int
-) -> None:
+def test_an_interrupted_replay_leaves_no_engine(running: Started, signum: signal.Signals, code: int) -> None:
     """Ctrl-C and SIGTERM in the middle end all nodes; the exit code says which it was."""
     argv = [sys.executable, "-m", "kvops", "replay", "--workload", "synth", "--speed", "0.001"]
-    with subprocess.Popen(argv, env=kvops_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(argv, env=running.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         engines: list[psutil.Process] = []
         while len(engines) < 2 and process.poll() is None:
             engines = psutil.Process(process.pid).children()

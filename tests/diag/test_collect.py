@@ -24,6 +24,7 @@ from kvops.diag.model import Outcome
 from kvops.diag.runner import run, select
 from kvops.diag.snapshot import from_files, load, save
 from kvops.host import LocalHost, Sight, SshLogin
+from tests import ports
 from tests.waiting import WAIT_S
 
 
@@ -183,11 +184,13 @@ def test_fleet_over_ssh(tmp_path: Path) -> None:
     """Good hosts answer; a hung one, a refusing one and one with a changed key are named, and hold nobody up."""
     key, other = paramiko.RSAKey.generate(2048), paramiko.RSAKey.generate(2048)
     paramiko.RSAKey.generate(2048).write_private_key_file(str(tmp_path / "id"))
-    closed = socket(AF_INET, SOCK_STREAM)
-    closed.bind(("127.0.0.1", 0))
-    refusing = closed.getsockname()[1]
-    closed.close()
-    with _ssh_server(key) as good, _ssh_server(key, hang=True) as hung, _ssh_server(other) as changed:
+    with (
+        ports.hold() as closed,
+        _ssh_server(key) as good,
+        _ssh_server(key, hang=True) as hung,
+        _ssh_server(other) as changed,
+    ):
+        refusing = ports.number(closed)
         known = "".join(
             f"[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n" for port in (good, hung, changed)
         )

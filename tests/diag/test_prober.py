@@ -215,7 +215,8 @@ def test_wrong_bytes_are_found() -> None:
     """One wrong byte with a good completion is the finding: named in the matrix, and a record that the check reads."""
     session, _ = _verbs("bytes", probes=("verbs",))
 
-    assert {odd.metric for odd in odd_ones(session.matrix)} == {"integrity"}
+    # How long memory takes is this machine's business: a busy one may make a pair look slow beside the others.
+    assert {odd.metric for odd in odd_ones(session.matrix)} - {"verbs round trip"} == {"integrity"}
     assert {r["mismatches"] for rows in records(session.matrix).values() for r in rows} == {1}
 
 

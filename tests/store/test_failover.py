@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -242,6 +243,7 @@ def test_a_leader_cut_off_from_etcd_in_one_direction_stops_by_itself(direction: 
     if os.getuid() != 0 or not (shutil.which("nft") and shutil.which("ip")):
         pytest.skip("needs root, and nft and ip: apt-get install nftables iproute2")
     namespace = f"kvops-cut-{os.getpid()}"
+    folder = tempfile.mkdtemp(prefix="kvops-")
     subprocess.run(["ip", "netns", "add", namespace], check=True)
     try:
         subprocess.run(["ip", "-n", namespace, "link", "set", "lo", "up"], check=True)
@@ -249,11 +251,12 @@ def test_a_leader_cut_off_from_etcd_in_one_direction_stops_by_itself(direction: 
         done = subprocess.run(
             ["ip", "netns", "exec", namespace, *scenario],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder},
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=4 * WAIT_S,
         )
         assert done.returncode == 0, done.stderr[-2_000:]
     finally:
         subprocess.run(["ip", "netns", "delete", namespace], check=True)
+        shutil.rmtree(folder, ignore_errors=True)
