@@ -386,6 +386,19 @@ VALID: dict[str, tuple[str, Rows]] = {
             miss("n", at=6 * S, cls="register"),
         ],
     ),
+    "as seldom late as without a fault": (
+        "L2",
+        [
+            *(
+                get(f"late{arm}", at=S, took=300 * MS, deadline_ms=200, arm=arm)
+                for arm in (Arm.BASELINE, Arm.FAULT)
+            ),
+            *(
+                get(f"g{number}", at=S, deadline_ms=200, arm=Arm.BASELINE if number % 2 else Arm.FAULT)
+                for number in range(3000)
+            ),
+        ],
+    ),
     "in time": ("L2", [get("g", at=S, took=201 * MS, deadline_ms=200)]),
     "the paused one's own loop": (
         "L2",
