@@ -401,9 +401,8 @@ class _Runner:
     def _pool_text(self) -> str:
         spec = self._pool_spec
         groups = f"{spec.groups} groups of " if spec.groups > 1 else ""
-        return (
-            f"{groups}{spec.masters} master, {spec.stores} stores, {spec.engines} engines, {spec.placement}"
-        )
+        where = ", each on a node of its own" if spec.network == "lab" else ""
+        return f"{groups}{spec.masters} master, {spec.stores} stores, {spec.engines} engines, {spec.placement}{where}"
 
     def _check_total(self) -> None:
         limit_s = seconds(self._ours.deadlines.total) * max(1, self._plan.blocks * len(self._plan.arms))
@@ -486,7 +485,10 @@ class _Runner:
         return load_share(planned, engines=self._pool_spec.engines, duration_s=length_s)
 
     def _again(self) -> str:
-        words = ["kvops chaos run", self._options.source or "EXPERIMENT", f"--seed {self._seed}"]
+        running = self._ours.pool.running
+        words = [f"kvops -g {running}" if running else "kvops", "chaos run"]
+        words += [self._options.source or "EXPERIMENT", f"--seed {self._seed}"]
+        words += ["--lab"] * bool(running)
         words += ["--quick"] * self._options.quick
         words += [f"--without {','.join(self._options.without)}"] * bool(self._options.without)
         return " ".join(words)

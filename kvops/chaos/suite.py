@@ -7,9 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from kvops.chaos import artefacts
+import msgspec
+
+from kvops.chaos import artefacts, picture
 from kvops.chaos.experiment import Experiment, load
 from kvops.chaos.history import RunRecord, read_run
+from kvops.chaos.ledger import Book
 from kvops.chaos.runner import Options, Ran, Say, duration_s, run
 from kvops.chaos.statistics import CONFIRMATIONS, confirmed
 from kvops.chaos.verdict import EXIT_CODES, Judgement, RunVerdict, judge
@@ -59,9 +62,10 @@ class Row:
     runs: int = 1  # that the verdict rests on
 
 
-def select(folder: Path, *, quick: bool) -> list[Entry]:
+def select(folder: Path, *, quick: bool, tags: Sequence[str] = ()) -> list[Entry]:
     """
-    The experiments of a folder, by name; with ``quick`` those that are tagged for it.
+    The experiments of a folder, by name: those with one of ``tags``, if any are named; else, with ``quick``, those
+    that are tagged for it.
 
     Raises:
         ConfigError: One cannot be read.
@@ -69,15 +73,16 @@ def select(folder: Path, *, quick: bool) -> list[Entry]:
     """
     paths = sorted(folder.glob("*.yaml")) if folder.is_dir() else [folder]
     entries = []
+    wanted = set(tags) or ({QUICK_TAG} if quick else set())
     for path in paths:
         experiment = load(path)
-        if not quick or QUICK_TAG in experiment.tags:
+        if not wanted or wanted & set(experiment.tags):
             entries.append(
                 Entry(path=path, experiment=experiment, seconds=duration_s(experiment, quick=quick))
             )
     if not entries:
         raise UsageError(
-            f"{folder} holds no experiment" + (f" tagged {QUICK_TAG}" if quick else ""),
+            f"{folder} holds no experiment" + (f" tagged {' or '.join(sorted(wanted))}" if wanted else ""),
             fix="name a folder of *.yaml experiments, such as playbooks/experiments",
         )
     return entries
@@ -98,7 +103,7 @@ def run_judged(experiment: Experiment, options: Options, *, say: Say) -> Attempt
 
 
 def confirm(
-    first: Attempt, again: Callable[[], Attempt], *, wanted: int = CONFIRMATIONS
+    first: Attempt, again: Callable[[], Attempt], *, say: Say, wanted: int = CONFIRMATIONS
 ) -> tuple[Attempt, RunVerdict, str, int]:
     """
     Whether a failure is one: noise fails a run now and then, and seldom ``wanted`` in a row.
@@ -108,6 +113,7 @@ def confirm(
     Args:
         first: A run, judged.
         again: Runs the same once more.
+        say: Told of each repetition.
         wanted: So many runs in a row must have failed.
 
     Returns:
@@ -120,6 +126,7 @@ def confirm(
         and not confirmed([one[2].verdict is RunVerdict.FAIL for one in attempts])
         and len(attempts) < wanted
     ):
+        say("again", f"✗ {attempts[-1][2].reasons[0]}: run again, since one run may be the machine's noise")
         attempts.append(again())
     last = attempts[-1]
     verdict, why = last[2].verdict, last[2].reasons[0]
@@ -151,7 +158,7 @@ def run_suite(
             return run_judged(experiment, said, say=say)
 
         try:
-            (ran, _, judged), verdict, why, runs = confirm(once(), once)
+            (ran, _, judged), verdict, why, runs = confirm(once(), once, say=say)
         except KvopsError as error:
             yield Row(
                 path=entry.path,
@@ -181,17 +188,42 @@ def run_suite(
             return  # nothing new is begun before that is cleared up
 
 
+def leftovers(state_dir: Path, since: set[str]) -> list[str]:
+    """
+    What experiments left on this machine although they ended: rules, groups, files, helpers with a token of theirs.
+
+    Args:
+        state_dir: Of their ledgers.
+        since: Names of experiments that were there before, and do not count.
+    """
+    found = []
+    for experiment in Book(state_dir).experiments():
+        if experiment.id in since:
+            continue
+        scope = next((one.facts["scope"] for one in experiment.entries() if "scope" in one.facts), None)
+        if scope is None:
+            continue
+        where = msgspec.convert(scope, picture.Scope)
+        seen = picture.take(msgspec.structs.replace(where, processes=[]))
+        for place, what in seen.items():
+            ours = [token for token in where.tokens if token in what or (what and token in place)]
+            if ours:
+                found.append(f"{experiment.id}: {place}: {what}")
+    return found
+
+
 def exit_code(rows: Iterable[Row], *, allow_unsupported: bool, quick: bool) -> int:
     """
     Of a whole suite: the gravest of its rows'.
 
-    ``quick`` runs prove little by design: what they could not conclude is no failure of theirs, but is printed.
+    ``quick`` runs prove little by design: what they could not conclude is no failure of theirs, but is printed;
+    nor is it theirs when the machine was too busy for a steady baseline.
     """
     forgiven = {RunVerdict.PASS.value}
     if allow_unsupported:
         forgiven.add(RunVerdict.UNSUPPORTED.value)
     if quick:
-        forgiven.add(RunVerdict.UNKNOWN.value)
+        forgiven |= {RunVerdict.UNKNOWN.value, RunVerdict.BASELINE_NOT_STEADY.value}
     grave = [row for row in rows if row.verdict not in forgiven]
     for verdict in _GRAVITY:
         if any(row.verdict == verdict.value for row in grave):

@@ -669,10 +669,19 @@ class LocalGroup:
         for folder in folders:
             shutil.rmtree(folder / "data", ignore_errors=True)
         token = f"{self.name}-{os.urandom(6).hex()}"
-        configurations = etcd.configurations(names, [folder / "data" for folder in folders], token=token)
+        configurations = etcd.configurations(
+            names,
+            [folder / "data" for folder in folders],
+            token=token,
+            addresses=[self._etcd_address(name) for name in names],
+        )
         for name, configuration in zip(names, configurations, strict=True):
             write_yaml(self.config_file(name), configuration)
         return [etcd.endpoint(configuration) for configuration in configurations]
+
+    def _etcd_address(self, name: str) -> str:
+        """Where a member of an etcd of ours listens."""
+        return "127.0.0.1"
 
     def _master_config(
         self, plan: StartPlan, name: str, number: int, endpoints: Sequence[str]
