@@ -9,6 +9,7 @@ import numpy as np
 from kvops.chaos.checkers.model import EXAMPLES_MAX, Checker, CounterExample, Result, Verdict
 from kvops.chaos.containment import pairs_of
 from kvops.chaos.history import Arm, Operation, RunRecord
+from kvops.chaos.stalls import Stalls
 from kvops.chaos.statistics import rate_bound
 
 LATE_SLACK_MS: Final = 25.0  # a shared machine's scheduler alone makes gaps of several ms
@@ -36,11 +37,12 @@ def no_hang(record: RunRecord) -> Result:
     hung = 0
     checked = 0
     waiting = 0
-    gross = 0
+    gross = {True: 0, False: 0}
     stalled = max((block.cpu_stall_share for block in record.blocks), default=0.0)
     late: dict[bool, list[CounterExample]] = {True: [], False: []}
     calls = {True: 0, False: 0}
     slack_ms = _slack_ms(record)
+    stalls = Stalls(record)
     for op in record.operations:
         if not op.deadline_ms:
             continue
@@ -55,8 +57,12 @@ def no_hang(record: RunRecord) -> Result:
             else:
                 waiting += 1
         elif (took := (op.t_return_ns - op.t_invoke_ns) / 1e6) > limit_ms:
-            gross += not quiet and took > GROSS * limit_ms
-            late[quiet].append(_example(op, f"took {took:.0f} ms, its deadline was {op.deadline_ms:g} ms"))
+            own_ms = took - stalls.ms(op.client, op.t_invoke_ns, op.t_return_ns)
+            if own_ms > limit_ms:
+                gross[quiet] += own_ms > GROSS * limit_ms
+                late[quiet].append(
+                    _example(op, f"took {took:.0f} ms, its deadline was {op.deadline_ms:g} ms")
+                )
     for row in record.requests:
         checked += 1
         limit_ms = row.budget_ms * (1 + bounds.over_deadline_share) + slack_ms
@@ -98,7 +104,7 @@ def no_hang(record: RunRecord) -> Result:
                 f"{len(late[False]):,} of {calls[False]:,} calls late with the fault, "
                 f"{len(late[True]):,} of {calls[True]:,} without: the machine's doing"
             )
-        elif late[False] and stalled >= STALLED_SHARE and not gross:
+        elif late[False] and stalled >= STALLED_SHARE and (gross[True] or not gross[False]):
             noisy = f"{len(late[False]):,} late, while processes waited for a CPU {100 * stalled:.0f} % of the time"
         elif len(late[False]) > usual * calls[False]:
             examples += late[False]
