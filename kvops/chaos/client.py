@@ -55,6 +55,7 @@ WORKERS: Final = 4  # requests under way in one engine
 MEET_MS: Final = 5_000
 JOIN_LOOK_S: Final = 0.05
 BREAKER_LOOK_S: Final = 0.05
+STALL_S_MIN: Final = 0.025  # a thread that comes back so much later than it asked for has been held up
 SAMPLE_S: Final = 1.0
 FLUSH_S: Final = 0.25  # telemetry is at most this old while all is well
 FACTORY: Final = "kvops.inference.engine:connect_pool"
@@ -186,8 +187,8 @@ class Recorder:
             )
         )
 
-    def sample(self) -> None:
-        """What this process holds now, and how long it waited for a CPU since the last time."""
+    def sample(self, *, stalled_s: float = 0.0) -> None:
+        """What this process holds now, and how long it waited for a CPU, and stood still, since the last time."""
         waited, now = cpu_wait_ns(), now_ns()
         share = None
         if waited is not None and self._waited is not None:
@@ -201,6 +202,7 @@ class Recorder:
                 group=self.spec.group,
                 fds=sum(1 for _ in Path("/proc/self/fd").iterdir()),
                 threads=threading.active_count(),
+                stalled_ms=round(stalled_s * 1000),
                 cpu_stall_share=share,
             )
         )
@@ -691,17 +693,23 @@ class Watch:
 
     def run(self) -> None:
         """Until told to stop."""
-        sampled = flushed = 0.0
+        sampled = flushed = stalled_s = 0.0
+        before = time.monotonic()
         while not self._stop.wait(BREAKER_LOOK_S):
             now = time.monotonic()
+            if (gap_s := now - before - BREAKER_LOOK_S) > STALL_S_MIN:
+                stalled_s += gap_s
+            before = now
             for pool, recorder in self._pools:
                 self._breakers(pool, recorder)
             if now - sampled >= SAMPLE_S:
                 sampled = now
-                self._pools[0][1].sample()
+                self._pools[0][1].sample(stalled_s=stalled_s)
+                stalled_s = 0.0
             if now - flushed >= FLUSH_S:
                 flushed = now
                 self._pools[0][1].flush()
+        self._pools[0][1].sample(stalled_s=stalled_s)
         for _, recorder in self._pools:
             for (name, domain, node), state in self._known.items():
                 if name == recorder.name and state != "closed":

@@ -366,6 +366,9 @@ class Sample(Row, frozen=True, kw_only=True, tag="sample"):
     qps: int | None = None
     mrs: int | None = None
     loop_gap_ms: float | None = None  # longest since the last sample
+    stalled_ms: float = (
+        0.0  # since the last sample: how long all of the process stood still, against its will
+    )
     cpu_stall_share: float | None = None
 
 

@@ -196,6 +196,13 @@ def invalid_blocks(record: RunRecord) -> dict[int, str]:
     return found
 
 
+def wanting(record: RunRecord, blocks: int) -> str:
+    """Why a further block is to be run until so many count; empty when they do."""
+    have = {one.block for one in record.blocks}
+    invalid = invalid_blocks(record)
+    return list(invalid.values())[-1] if len(have) - len(invalid) < blocks and invalid else ""
+
+
 def _client_waits(record: RunRecord) -> dict[tuple[Arm, int], float]:
     """The share of the time in which clients were ready to run and had no CPU, by stretch of load."""
     seen = sorted(

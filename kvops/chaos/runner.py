@@ -55,7 +55,7 @@ from kvops.chaos.lint import Remark, lint, unsupported
 from kvops.chaos.model import Fault as RealFault
 from kvops.chaos.model import State
 from kvops.chaos.observe import Sampler, cpu_stall_s, write_group_events
-from kvops.chaos.pairing import invalid_blocks
+from kvops.chaos.pairing import wanting
 from kvops.chaos.pool import PoolUnderTest, check_supported, group_names, planned_parts, started
 from kvops.chaos.profiles import load_share, schedule
 from kvops.chaos.resolve import Chosen, choose
@@ -391,10 +391,10 @@ class _Runner:
             return  # a soak's rounds are all different
         for block in range(self._plan.blocks, self._plan.blocks + RERUNS_MAX):
             self._writer.flush()
-            invalid = invalid_blocks(read_run(self._folder))
-            if block - len(invalid) >= self._plan.blocks:
+            why = wanting(read_run(self._folder), self._plan.blocks)
+            if not why:
                 return
-            self._step("again", f"{list(invalid.values())[-1]}; block {block} is run instead", ok=False)
+            self._step("again", f"{why}; block {block} is run instead", ok=False)
             if not self._run_block(pool, block):
                 return
 

@@ -19,7 +19,6 @@ from kvops.chaos.verdict import EXIT_CODES, Judgement, RunVerdict, judge
 from kvops.errors import KvopsError, UsageError
 
 QUICK_TAG: Final = "quick"
-"""How often a quick run that failed by its numbers is repeated: one of them proves nothing, three agree."""
 _GRAVITY: Final = (
     RunVerdict.DIRTY,
     RunVerdict.INTERRUPTED,
@@ -104,7 +103,7 @@ def run_judged(experiment: Experiment, options: Options, *, say: Say) -> Attempt
 
 
 def confirm(
-    first: Attempt, again: Callable[[], Attempt], *, wanted: int = CONFIRMATIONS
+    first: Attempt, again: Callable[[], Attempt], *, say: Say, wanted: int = CONFIRMATIONS
 ) -> tuple[Attempt, RunVerdict, str, int]:
     """
     Whether a failure is one: noise fails a run now and then, and seldom ``wanted`` in a row.
@@ -114,6 +113,7 @@ def confirm(
     Args:
         first: A run, judged.
         again: Runs the same once more.
+        say: Told of each repetition.
         wanted: So many runs in a row must have failed.
 
     Returns:
@@ -126,6 +126,7 @@ def confirm(
         and not confirmed([one[2].verdict is RunVerdict.FAIL for one in attempts])
         and len(attempts) < wanted
     ):
+        say("again", f"✗ {attempts[-1][2].reasons[0]}: run again, since one run may be the machine's noise")
         attempts.append(again())
     last = attempts[-1]
     verdict, why = last[2].verdict, last[2].reasons[0]
@@ -157,7 +158,7 @@ def run_suite(
             return run_judged(experiment, said, say=say)
 
         try:
-            (ran, _, judged), verdict, why, runs = confirm(once(), once)
+            (ran, _, judged), verdict, why, runs = confirm(once(), once, say=say)
         except KvopsError as error:
             yield Row(
                 path=entry.path,

@@ -52,7 +52,7 @@ def command(
     Run every experiment of a folder, one after another, and print the matrix of their verdicts.
 
     It says how long it takes before it starts. The exit code is that of the gravest verdict; 4 when anything of
-    an experiment is left on this machine. A FAIL that is not of safety counts when it comes three times in a row;
+    an experiment is left on this machine. A FAIL that breaks no promise of safety counts when three runs agree;
     what does not come again is UNKNOWN. With --quick, UNKNOWN and BASELINE_NOT_STEADY fail nothing: short runs look
     for harm and prove little, and each row says what it left open.
 

@@ -165,6 +165,22 @@ INVALID: dict[str, tuple[str, Rows]] = {
         ],
     ),
     "given away inside a lease": ("S4", [HELD, given(2 * S + 500 * MS, 4096)]),
+    "its client stood still, but not for long enough": (
+        "S4",
+        [
+            msgspec.structs.replace(LEASED, t_return_ns=4 * S),
+            Sample(t_ns=4 * S + 500 * MS, subject="c", role="client", stalled_ms=900),
+        ],
+    ),
+    "its client stood still at another time": (
+        "S4",
+        [
+            msgspec.structs.replace(LEASED, t_return_ns=4 * S),
+            Sample(t_ns=1 * S, subject="c", role="client", stalled_ms=5_000),
+            Sample(t_ns=5 * S, subject="c", role="client", stalled_ms=0),
+            Sample(t_ns=6 * S, subject="c", role="client", stalled_ms=5_000),
+        ],
+    ),
     "its end given away inside a lease": ("S4", [HELD, given(2 * S + 500 * MS, 8000)]),
     "given away while the first of two leases lasts": (
         "S4",
@@ -330,6 +346,20 @@ VALID: dict[str, tuple[str, Rows]] = {
     ),
     "a fault took it": ("S3", [*FAULT, put("p", at=S, node="store-1"), miss("g", at=3 * S)]),
     "inside its lease": ("S4", [LEASED]),
+    "its client stood still when its lease ended": (
+        "S4",
+        [
+            msgspec.structs.replace(LEASED, t_return_ns=4 * S),
+            Sample(t_ns=4 * S + 500 * MS, subject="c", role="client", stalled_ms=1_500),
+        ],
+    ),
+    "late by as much as its client stood still": (
+        "L2",
+        [
+            get("g", "k", at=S, took=900 * MS, deadline_ms=200, client="c-register"),
+            Sample(t_ns=2 * S, subject="c", role="client", stalled_ms=700),
+        ],
+    ),
     "revalidated": ("S4", [msgspec.structs.replace(LEASED, t_return_ns=4 * S, revalidated=True)]),
     "evicted after the read": (
         "S4",
@@ -384,6 +414,19 @@ VALID: dict[str, tuple[str, Rows]] = {
             get("g", at=3 * S, value="w:1", cls="register"),
             other(Kind.REMOVE, "r", at=5 * S, cls="register"),
             miss("n", at=6 * S, cls="register"),
+        ],
+    ),
+    "as seldom late as without a fault": (
+        "L2",
+        [
+            *(
+                get(f"late{arm}", at=S, took=300 * MS, deadline_ms=200, arm=arm)
+                for arm in (Arm.BASELINE, Arm.FAULT)
+            ),
+            *(
+                get(f"g{number}", at=S, deadline_ms=200, arm=Arm.BASELINE if number % 2 else Arm.FAULT)
+                for number in range(3000)
+            ),
         ],
     ),
     "in time": ("L2", [get("g", at=S, took=201 * MS, deadline_ms=200)]),
