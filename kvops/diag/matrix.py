@@ -237,25 +237,50 @@ def odd_ones(matrix: Matrix) -> list[Odd]:
         for c in cells
         if c.verbs_mismatches
     ]
-    found += [odd for cell in cells for odd in _gids(cell)]
+    found += _gids(cells)
     found += _memory(matrix)
     return found[:ODD_MAX]
 
 
-def _gids(cell: Cell) -> Iterator[Odd]:
-    """GIDs that do not answer where others of the same two ports do."""
-    well = next((pair for pair in cell.gids if pair.answered), None)
-    if well is None:
-        return  # nothing passes at all: told as reachability
-    for number, pair in enumerate(cell.gids):
-        if not pair.answered and (number == 0 or not pair.by_design):
-            yield Odd(
-                kind="pair",
-                name=cell.name,
-                metric="GID",
-                observed=f"{pair.indices} ({pair.kind}): {pair.error or 'no answer'}",
-                expected=f"an answer, as by {well.indices} ({well.kind})",
-            )
+def _gids(cells: Sequence[Cell]) -> Iterator[Odd]:
+    """GIDs that do not answer where others of the same two ports do: of an interface by itself, else of a pair."""
+    silent: list[tuple[Cell, GidPair, GidPair]] = []
+    tried: dict[tuple[str, int], set[str]] = {}  # interface and index → interfaces at the other end
+    failed: dict[tuple[str, int], set[str]] = {}
+    for cell in cells:
+        well = next((pair for pair in cell.gids if pair.answered), None)
+        for number, pair in enumerate(cell.gids if well is not None else ()):
+            bad = not pair.answered and (number == 0 or not pair.by_design)
+            for end, index, other in (
+                (cell.source_end, pair.source_index, cell.target_end),
+                (cell.target_end, pair.target_index, cell.source_end),
+            ):
+                tried.setdefault((end, index), set()).add(other)
+                if bad:
+                    failed.setdefault((end, index), set()).add(other)
+            if bad and well is not None:
+                silent.append((cell, pair, well))
+    # To blame is who is silent towards everybody, if the others are not: one at the other end of every failure.
+    dead = {key for key, others in failed.items() if len(others) > 1 and others == tried[key]}
+    told: set[tuple[str, int]] = set()
+    for cell, pair, well in silent:
+        kind, name, key = "pair", cell.name, None
+        for end, index in ((cell.source_end, pair.source_index), (cell.target_end, pair.target_index)):
+            if (end, index) in dead:
+                kind, name, key = "interface", end, (end, index)
+                break
+        if key is not None and key in told:
+            continue
+        if key is not None:
+            told.add(key)
+        indices = str(key[1]) if key is not None else pair.indices
+        yield Odd(
+            kind=kind,
+            name=name,
+            metric="GID",
+            observed=f"{indices} ({pair.kind}): {pair.error or 'no answer'}",
+            expected=f"an answer, as by {well.indices} ({well.kind})",
+        )
 
 
 def _groups(cells: Iterable[Cell], key: Callable[[Cell], tuple[str, ...]]) -> dict[str, list[Cell]]:

@@ -141,6 +141,8 @@ table.matrix td { text-align: center; padding: .25rem .5rem; border: 1px solid v
 table.matrix th { text-align: left; padding: .25rem .5rem; white-space: nowrap; border: 1px solid var(--line); }
 table.matrix td.fail { color: var(--fail); font-weight: 600; } table.matrix td.warn { color: var(--warn); }
 table.matrix td.ok { color: var(--ok); } table.matrix { width: auto; }
+table.matrix th { max-width: 9rem; overflow: hidden; text-overflow: ellipsis; background: var(--bg); }
+table.matrix th:first-child { position: sticky; left: 0; max-width: min(14rem, 30vw); }
 """
 
 
@@ -150,10 +152,13 @@ def section(matrix: Matrix) -> str:
     def text(value: Any) -> str:
         return html.escape(safe(str(value)))
 
-    head = "".join(f"<th>{text(name)}</th>" for name in matrix.hosts)
+    def heading(name: str) -> str:
+        return f'<th title="{text(name)}">{text(name)}</th>'
+
+    head = "".join(heading(name) for name in matrix.hosts)
     rows = []
     for source in matrix.hosts:
-        row = [f"<th>{text(source)}</th>"]
+        row = [heading(source)]
         for target in matrix.hosts:
             if source == target:
                 row.append("<td>·</td>")
@@ -173,18 +178,28 @@ def section(matrix: Matrix) -> str:
             )
             row.append(f'<td class="{state}" title="{text(title)}">{text(words)}</td>')
         rows.append(f"<tr>{''.join(row)}</tr>")
+    odd = odd_ones(matrix)
     body = [f"<style>{_MATRIX_CSS}</style>", "<h2>Probes between hosts</h2>"]
+    if odd:
+        some = f"{len(odd)} stand{'s' if len(odd) == 1 else ''} out"
+        body.append(
+            f'<p><a href="#odd"><b class="warn">{some}</b></a> of {len(matrix.hosts)} hosts and their pairs.</p>'
+        )
+    elif matrix.cells:
+        body.append(f'<p><b class="ok">None stands out</b> of {len(matrix.hosts)} hosts.</p>')
     if matrix.cells:
         body.append(
             '<p class="dim">Rows send, columns receive; the worst interface of a pair is shown, all of them on '
             f'hover.</p><div class="scroll"><table class="matrix"><tr><th></th>{head}</tr>{"".join(rows)}'
             "</table></div>"
         )
+    body.append('<div id="odd">')
     body += [
-        f'<section class="warn"><h2><span class="tag">{text(odd.kind)}</span> {text(odd.name)}</h2>'
-        f"<p>{text(odd.metric)}: {text(odd.observed)}; expected {text(odd.expected)}</p></section>"
-        for odd in odd_ones(matrix)
+        f'<section class="warn"><h2><span class="tag">{text(one.kind)}</span> {text(one.name)}</h2>'
+        f"<p>{text(one.metric)}: {text(one.observed)}; expected {text(one.expected)}</p></section>"
+        for one in odd
     ]
+    body.append("</div>")
     figures = "".join(
         f"<tr><td>{text(_UNITS[name])}</td>"
         + "".join(f"<td>{value:.4g}</td>" for value in values.values())

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 import uvloop
@@ -23,7 +23,6 @@ from kvops.errors import KvopsError, Refused, Unreachable, WireError
 from kvops.files import read_secret
 from kvops.limits import COPY_BYTES_MAX, REGIONS_MAX
 from kvops.log import configure, log
-from kvops.metrics import Reading, expose, serve_http
 from kvops.net import wire
 from kvops.net.auth import Hello, Listener, Welcome
 from kvops.net.etcd_query import parse_masters
@@ -35,7 +34,6 @@ from kvops.store import messages as m
 from kvops.store.clock import boot_id
 from kvops.store.config import StoreConfig
 from kvops.store.listen import connection_room, listen_tcp, listen_unix
-from kvops.store.mover import Mover
 from kvops.store.node_core import NodeCore, Source, Write, write_bytes
 from kvops.store.numa import bind_process, read_placement
 from kvops.store.segment import Segment
@@ -51,6 +49,10 @@ FIRST_MOUNT_S: Final = 0.5  # the rest of the memory waits this long for the fir
 STOP_TIMEOUT_S: Final = 3.0
 DESCRIPTOR_TIMEOUT_S: Final = 2.0
 
+
+if TYPE_CHECKING:
+    from kvops.metrics import Exposed, HttpServer
+    from kvops.store.mover import Mover
 
 Answer = TypeVar("Answer")
 
@@ -239,6 +241,7 @@ class Node:
         self._stop = asyncio.Event()
         self._ticked = time.monotonic()
         self._addresses: dict[str, str] = {}
+        self._http: socket.socket  # listens; answered once the first memory is in use
         self._mounted = threading.Event()
         self._session: Session | None = None
         self._mover: Mover | None = None
@@ -269,9 +272,6 @@ class Node:
         self.core = NodeCore(self.segment.memory, incarnation=incarnation)
         self.segment.populate_first()
         servers = await self._listen()
-        http = serve_http(self.config.http, ready=self._is_ready)
-        self._addresses["http"] = http.address
-        metrics = expose(self._readings())
         session = Session(
             parse_masters(self.config.masters),
             secret=self._secret,
@@ -279,19 +279,13 @@ class Node:
             owner=self,
         )
         self._session = session
-        self._mover = Mover(
-            self.config.masters,
-            secret_file=Path(self.config.secret_file),
-            group=self.config.group,
-            name=self.config.name,
-            host=self.config.host,
-            owner=self,
-        )
         session.start()
         # First things first: while pages come, whoever needs a mapping waits for them.
         await asyncio.to_thread(self._mounted.wait, FIRST_MOUNT_S)
         workers = self.segment.populate(on_failure=self._no_memory, on_done=self._populated)
         ticks = loop.create_task(self._tick())
+        http, metrics = await asyncio.to_thread(self._serve_http)
+        self._mover = await asyncio.to_thread(self._make_mover)
         collector.settle()
         await self._stop.wait()
         notify("STOPPING=1")
@@ -322,7 +316,33 @@ class Node:
                 await loop.create_unix_server(self._accept, sock=listen_unix(self.config.unix_path))
             )
             self._addresses["unix"] = self.config.unix_path
+        self._http = listen_tcp(Address.parse(self.config.http))
+        host, port = self._http.getsockname()[:2]
+        self._addresses["http"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return servers
+
+    # What follows is imported when the first memory is in use: it is a tenth of all that a store loads, and
+    # nobody asks for it so early. A scrape before that waits in the socket's queue; the master repeats its order to
+    # move objects.
+
+    def _serve_http(self) -> tuple[HttpServer, Exposed]:
+        """Answer on the HTTP socket, which has been listening since before the first mount."""
+        from kvops.metrics import expose, serve_http
+        from kvops.store.node_metrics import readings
+
+        return serve_http(self._http, ready=self._is_ready), expose(readings(self))
+
+    def _make_mover(self) -> Mover:
+        from kvops.store.mover import Mover
+
+        return Mover(
+            self.config.masters,
+            secret_file=Path(self.config.secret_file),
+            group=self.config.group,
+            name=self.config.name,
+            host=self.config.host,
+            owner=self,
+        )
 
     def _accept(self) -> WirePeer:
         return _Peer(self, Listener(self._secret, self.config.group))
@@ -384,58 +404,6 @@ class Node:
             boot_id=boot_id(),
             nonce=os.urandom(16),
         )
-
-    def _readings(self) -> list[Reading]:
-        core, segment = self.core, self.segment
-        return [
-            Reading(
-                name="kvops_store_segment_bytes", help="Size of the segment.", read=lambda: segment.size_bytes
-            ),
-            Reading(
-                name="kvops_store_populated_bytes",
-                help="Memory that is prepared and may be allocated.",
-                read=lambda: segment.populated_bytes,
-            ),
-            Reading(
-                name="kvops_store_populate_seconds",
-                help="How long preparing all memory took; 0 while it goes on.",
-                read=lambda: segment.populate_s,
-            ),
-            Reading(
-                name="kvops_store_elsewhere_bytes",
-                help="Memory of the segment on other NUMA nodes than the store's; -1 while not known.",
-                read=lambda: -1 if self.elsewhere_bytes is None else self.elsewhere_bytes,
-            ),
-            Reading(name="kvops_store_used_bytes", help="Memory of slots.", read=lambda: core.used_bytes),
-            Reading(name="kvops_store_objects", help="Complete objects.", read=lambda: core.objects),
-            Reading(
-                name="kvops_store_connections", help="Open connections.", read=lambda: len(self.connections)
-            ),
-            Reading(
-                name="kvops_store_read_bytes_total",
-                help="Payload sent to readers over sockets.",
-                read=lambda: core.read_bytes_total,
-                kind="counter",
-            ),
-            Reading(
-                name="kvops_store_written_bytes_total",
-                help="Payload received from writers.",
-                read=lambda: core.written_bytes_total,
-                kind="counter",
-            ),
-            Reading(
-                name="kvops_store_registered_bytes_total",
-                help="Payload copied from writers' registered memory.",
-                read=lambda: self.registered_bytes_total,
-                kind="counter",
-            ),
-            Reading(
-                name="kvops_store_stale_total",
-                help="Reads and writes of generations that are not there.",
-                read=lambda: core.stale_total,
-                kind="counter",
-            ),
-        ]
 
     # The session's side; called on its thread.
 

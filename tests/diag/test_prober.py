@@ -243,7 +243,7 @@ def test_every_pair_of_gids_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("silent", "odd"), [(3, {"3 → 3 (RoCE v2, IPv4)"}), (1, set())], ids=["engine's", "link-local"]
+    ("silent", "odd"), [(3, {"3 (RoCE v2, IPv4)"}), (1, set())], ids=["engine's", "link-local"]
 )
 def test_one_gid_does_not_answer(silent: int, odd: set[str]) -> None:
     """The engine's GID that does not answer where another does is named with that one; link-local ones may be silent."""
