@@ -153,7 +153,9 @@ def test_killed_member_comes_back_on_its_node(state_dir: Path, tmp_path: Path) -
 def experiment(folder: Path, func: str, *, fault_s: float) -> Path:
     """A short experiment for pools of two stores."""
     path = folder / "experiment.yaml"
-    path.write_text(SHORT.format(func=func, arms="baseline, fault", window=5, fault=fault_s, guards=""))
+    path.write_text(
+        SHORT.format(func=func, arms="baseline, fault", window=5, fault=fault_s, guards="", verify=20)
+    )
     return path
 
 
