@@ -78,6 +78,7 @@ class _Peer(WirePeer):
             self._write = None
         if self._awaiting is not None:
             self._awaiting.close()
+        self._regions.clear()  # unmapped now, whatever still refers to this connection
 
     def payload(self, frame: Frame, body: bytes) -> memoryview | None:
         """Straight into the segment, if the slot may be written."""

@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +83,19 @@ def test_a_put_from_registered_memory_sends_no_payload(pool: LocalPool) -> None:
     assert copied_bytes(pool.stores[0]) - before == sum(sizes)
     for key in keys:
         client.remove(key)
+
+
+def test_a_store_lets_go_of_memory(pool: LocalPool) -> None:
+    """A writer's memory is mapped for as long as it is connected."""
+    (store,) = pool.stores
+    assert store.process is not None
+    maps = Path(f"/proc/{store.process.pid}/maps")
+    until(lambda: "kvops-region" not in maps.read_text(), "writers of other tests are gone")
+    client = pool.connect()
+    register(client, fill(client.allocate(MIB)))
+    assert "kvops-region" in maps.read_text()
+    client.close()
+    until(lambda: "kvops-region" not in maps.read_text(), "nothing is mapped any more")
 
 
 def test_one_batch_may_mix_memory(pool: LocalPool) -> None:
