@@ -23,6 +23,16 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)
 settings.register_profile("kvops", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kvops")
 
+STARTING = {"run", "started", "etcd"}  # fixtures that start processes, each time or once
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts processes by way of a fixture, so that nobody can forget to."""
+    for item in items:
+        if isinstance(item, pytest.Function) and STARTING & set(item.fixturenames):
+            item.add_marker(pytest.mark.process)
+
+
 ServeControl = Callable[..., AbstractContextManager[tuple[RpcServer, asyncio.AbstractEventLoop]]]
 
 

@@ -17,7 +17,7 @@ from tests.cli.conftest import Run, environment, runner
 from tests.etcd import EtcdCluster, authority, needs_etcd
 from tests.waiting import until
 
-pytestmark = needs_etcd
+pytestmark = [needs_etcd, pytest.mark.process]
 
 
 @pytest.fixture

@@ -16,7 +16,10 @@ from kvops.diag.registry import checks
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: f"{d.check}-{d.severity}")
 def test_defect(defect: Defect) -> None:
-    """A defect is named by its own check at its own severity, and no other check reports but its consequences."""
+    """
+    A defect is named by its own check at its own severity, with what was observed, what was expected, a fix and
+    where it was seen; no other check reports but its consequences.
+    """
     worlds = [World(), World("node-b", 62)][: defect.nodes]
     defect.edit(*worlds)
 
@@ -24,6 +27,13 @@ def test_defect(defect: Defect) -> None:
 
     assert outcomes(results)[defect.check] == defect.severity
     assert set(loud(results)) - {defect.check} <= set(defect.also)
+    own = [finding for one in results if one.check == defect.check for finding in one.findings]
+    for finding in own:
+        if finding.severity in ("fail", "warn"):
+            assert finding.observed
+            assert finding.expected
+            assert finding.fix
+            assert finding.evidence or defect.nodes == 2 or defect.check.startswith(("probe.", "qos.rtt"))
 
 
 def test_every_check_has_a_defect() -> None:
@@ -84,24 +94,6 @@ def test_unknown_is_not_ok() -> None:
     results = judge(world)
 
     assert {r.outcome for r in results} <= {Outcome.UNKNOWN, Outcome.SKIPPED}
-
-
-def test_finding_says_all_four() -> None:
-    """Each loud finding names what was observed, what was expected, a fix, and where it was seen."""
-    for defect in DEFECTS:
-        worlds = [World(), World("node-b", 62)][: defect.nodes]
-        defect.edit(*worlds)
-        for result in judge(*worlds):
-            for finding in result.findings:
-                if finding.severity in ("fail", "warn") and result.check == defect.check:
-                    assert finding.observed, result.check
-                    assert finding.expected, result.check
-                    assert finding.fix, result.check
-                    assert (
-                        finding.evidence
-                        or defect.nodes == 2
-                        or result.check.startswith(("probe.", "qos.rtt"))
-                    ), result.check
 
 
 def test_hidden_sources_never_warn() -> None:

@@ -115,8 +115,9 @@ def test_split_host(text: str, parts: tuple[str, str, int]) -> None:
 
 
 class _Server(paramiko.ServerInterface):
-    def __init__(self, hang: bool) -> None:
+    def __init__(self, hang: bool, answered: threading.Event) -> None:
         self.hang = hang
+        self.answered = answered
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
         return paramiko.OPEN_SUCCEEDED
@@ -128,12 +129,15 @@ class _Server(paramiko.ServerInterface):
         return "publickey"
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        if not self.hang:
-            threading.Thread(target=self._run, args=(channel, command.decode()), daemon=True).start()
+        work = (self._hang, (channel,)) if self.hang else (self._run, (channel, command.decode()))
+        threading.Thread(target=work[0], args=work[1], daemon=True).start()
         return True
 
-    @staticmethod
-    def _run(channel: paramiko.Channel, command: str) -> None:
+    def _hang(self, channel: paramiko.Channel) -> None:
+        self.answered.wait(2 * WAIT_S)
+        channel.close()
+
+    def _run(self, channel: paramiko.Channel, command: str) -> None:
         data = b""
         while chunk := channel.recv(65536):
             data += chunk
@@ -144,10 +148,15 @@ class _Server(paramiko.ServerInterface):
         channel.sendall_stderr(done.stderr)
         channel.send_exit_status(done.returncode)
         channel.close()
+        self.answered.set()
 
 
 @contextmanager
-def _ssh_server(key: paramiko.PKey, *, hang: bool = False) -> Iterator[int]:
+def _ssh_server(
+    key: paramiko.PKey, *, hang: bool = False, answered: threading.Event | None = None
+) -> Iterator[int]:
+    """A host that answers, and says so; or that hangs up when another one has answered."""
+    ended = answered or threading.Event()
     listener = socket(AF_INET, SOCK_STREAM)
     listener.bind(("127.0.0.1", 0))
     listener.listen(32)
@@ -163,7 +172,7 @@ def _ssh_server(key: paramiko.PKey, *, hang: bool = False) -> Iterator[int]:
             transport.add_server_key(key)
             transports.append(transport)
             try:
-                transport.start_server(server=_Server(hang))
+                transport.start_server(server=_Server(hang, ended))
             except (paramiko.SSHException, EOFError, OSError):
                 transport.close()  # a client that did not like our key
 
@@ -181,13 +190,14 @@ def _ssh_server(key: paramiko.PKey, *, hang: bool = False) -> Iterator[int]:
 
 @pytest.mark.process
 def test_fleet_over_ssh(tmp_path: Path) -> None:
-    """Good hosts answer; a hung one, a refusing one and one with a changed key are named, and hold nobody up."""
+    """A good host answers while another one hangs; that one, a refusing one and one with a changed key are named."""
+    answered = threading.Event()
     key, other = paramiko.RSAKey.generate(2048), paramiko.RSAKey.generate(2048)
     paramiko.RSAKey.generate(2048).write_private_key_file(str(tmp_path / "id"))
     with (
         ports.hold() as closed,
-        _ssh_server(key) as good,
-        _ssh_server(key, hang=True) as hung,
+        _ssh_server(key, answered=answered) as good,
+        _ssh_server(key, hang=True, answered=answered) as hung,
         _ssh_server(other) as changed,
     ):
         refusing = ports.number(closed)
@@ -208,13 +218,19 @@ def test_fleet_over_ssh(tmp_path: Path) -> None:
             )
             for name, port in zip(hosts, (good, hung, refusing, changed), strict=True)
         ]
-        answers = gather(logins, window_s=0.1, timeout_s=8)
+        answers = gather(logins, window_s=0.1, timeout_s=WAIT_S)
+        assert answered.is_set()
+        answered.clear()
+        (silent,) = gather(logins[1:2], window_s=0.1, timeout_s=1)  # nobody hangs up now: its time ends it
+        answered.set()
 
     assert [answer.name for answer in answers] == hosts
     assert answers[0].files is not None, answers[0].error
     assert outcomes(run([HostFacts(from_files(answers[0].files, "a")[0])], select()))
     assert [answer.files for answer in answers[1:]] == [None, None, None]
     assert all(answer.error for answer in answers[1:])
+    assert silent.files is None
+    assert silent.error
     assert "key" in answers[3].error.lower()
 
 

@@ -16,7 +16,7 @@ from kvops.store.election import SILENCE, Campaign, Claim, Grant, Look, Members,
 from tests.etcd import EtcdCluster, authority, needs_etcd
 from tests.waiting import WAIT_S, until
 
-pytestmark = needs_etcd
+pytestmark = [needs_etcd, pytest.mark.process]
 SECRET = b"s" * 32
 CLAIM = Claim(name="m", term=1, address="127.0.0.1:7800", control="127.0.0.1:7801")
 

@@ -24,7 +24,7 @@ from tests.etcd import EtcdCluster, needs_etcd
 from tests.pool import LEASE_TTL_S, ROOT, LocalPool, Member
 from tests.waiting import WAIT_S, until
 
-pytestmark = needs_etcd
+pytestmark = [needs_etcd, pytest.mark.process]
 DATA = os.urandom(4_096)
 DEADLINE_MS = 300
 

@@ -17,7 +17,7 @@ from tests.etcd import EtcdCluster, needs_etcd
 from tests.pool import LocalPool, Member
 from tests.waiting import until
 
-pytestmark = needs_etcd
+pytestmark = [needs_etcd, pytest.mark.process]
 
 
 @pytest.fixture(scope="module")
