@@ -112,9 +112,15 @@ def run_suite(
         begin(entry)
         faults = ",".join(dict.fromkeys(call.name for call in entry.experiment.faults))
         try:
-            ran, judged, note = _confirmed(
-                entry.experiment, replace(options, source=str(entry.path)), say=say
-            )
+            said = replace(options, source=str(entry.path))
+
+            def attempt(
+                experiment: Experiment = entry.experiment, said: Options = said
+            ) -> tuple[Ran, Judgement]:
+                ran, _, judged = run_judged(experiment, said, say=say)
+                return ran, judged
+
+            ran, judged, note = confirmed(attempt, quick=options.quick, say=say)
         except KvopsError as error:
             yield Row(
                 path=entry.path,
@@ -143,15 +149,25 @@ def run_suite(
             return  # nothing new is begun before that is cleared up
 
 
-def _confirmed(experiment: Experiment, options: Options, *, say: Say) -> tuple[Ran, Judgement, str]:
+def confirmed(
+    attempt: Callable[[], tuple[Ran, Judgement]], *, quick: bool, say: Say
+) -> tuple[Ran, Judgement, str]:
     """
     Run and judge; a quick run that failed, with no promise of safety broken, is repeated, and fails when every
     repetition does: noise is not blamed on the product. What the last one says counts.
+
+    Args:
+        attempt: Runs and judges once.
+        quick: Whether one run proves little.
+        say: Told of each repetition.
+
+    Returns:
+        The last run, its judgement, and what to put before its reason.
     """
     note = ""
     for again in range(CONFIRMATIONS_MAX + 1):
-        ran, _, judged = run_judged(experiment, options, say=say)
-        doubtful = options.quick and judged.verdict is RunVerdict.FAIL and not judged.safety
+        ran, judged = attempt()
+        doubtful = quick and judged.verdict is RunVerdict.FAIL and not judged.safety
         if not doubtful or again == CONFIRMATIONS_MAX:
             break
         note = f"after {again + 1} × FAIL ({judged.reasons[0]}): "
