@@ -319,7 +319,8 @@ def _make(lab: Lab) -> None:
     for index, node in enumerate(nodes):
         port = f"port{index}"
         words = ["type", "veth", "peer", "name", port, "netns", switch.netns]
-        _must("link", "add", "eth0", "netns", node.netns, *words)
+        # From within the node: older kernels (6.1) look for the name in the namespace of whoever asks, too.
+        _must("-n", node.netns, "link", "add", "eth0", *words)
         _must("-n", switch.netns, "link", "set", port, "master", "br0", "up")
         _must("-n", node.netns, "addr", "add", f"{node.address}/24", "dev", "eth0")
         _must("-n", node.netns, "link", "set", "eth0", "up")

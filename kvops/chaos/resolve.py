@@ -144,9 +144,17 @@ def _matching(scope: Scope, parts: Sequence[Part]) -> list[Part]:
         )
         if value
     )
+    known = [*dict.fromkeys(part.role for part in parts), *(part.member for part in parts)]
+    near = [
+        match
+        for word in (wanted.role, wanted.name)
+        if word and word not in known
+        for match in get_close_matches(word, known, n=1)
+    ]
+    hint = f"did you mean {near[0]}? " if near else ""
     raise UsageError(
         f"scope.select matches nothing: {said or 'everything'}",
-        fix=f"there are: {', '.join(part.name for part in parts) or 'no members'}",
+        fix=f"{hint}there are: {', '.join(part.name for part in parts) or 'no members'}",
     )
 
 

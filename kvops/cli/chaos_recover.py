@@ -8,6 +8,7 @@ import click
 
 from kvops.cli import options
 from kvops.cli.chaos_where import state_dir
+from kvops.cli.hosts import SshSaid, ssh_options
 from kvops.cli.options import Settings
 from kvops.cli.output import Column, Output
 from kvops.errors import UsageError
@@ -52,8 +53,12 @@ def show(out: Output, taken: list[Taken], nothing: str) -> int:
 @click.option("--dry-run", is_flag=True, help="Print the exact steps and do nothing.")
 @click.option("--accept", default="", metavar="ID", help="Close this one although its undo is not proved.")
 @click.option("--reason", default="", metavar="TEXT", help="Why that is right; with --accept.")
+@click.option("--host", "hosts", multiple=True, metavar="HOST", help="On these machines, over SSH.")
+@ssh_options
 @click.pass_obj
-def command(settings: Settings, dry_run: bool, accept: str, reason: str) -> int:
+def command(
+    settings: Settings, dry_run: bool, accept: str, reason: str, hosts: tuple[str, ...], ssh: SshSaid
+) -> int:
     r"""
     Take back what dead experiments left, from their ledgers, and prove it. Again and again does no harm.
 
@@ -65,12 +70,21 @@ def command(settings: Settings, dry_run: bool, accept: str, reason: str) -> int:
     \b
     Examples:
       kvops chaos recover
+      kvops chaos recover --host gpu-[201-204] --inventory fleet.yaml
       kvops chaos recover --accept 1130T1402-7 --reason "the rule is the firewall team's"
     """
     from kvops.chaos.control import accept as accept_one
     from kvops.chaos.control import recover
     from kvops.chaos.ledger import Book
 
+    if hosts:
+        from kvops.cli.chaos_there import on_hosts
+
+        if dry_run or accept:
+            raise UsageError(
+                "--host goes with neither --dry-run nor --accept", fix="do that on the host itself"
+            )
+        return on_hosts(settings, hosts, ssh, "recover")
     out = Output(settings)
     folder = state_dir(settings)
     if accept:

@@ -84,6 +84,8 @@ def row(verdict: str, code: int = 1) -> Row:
         (["PASS", "UNSUPPORTED"], True, False, 0),
         (["UNKNOWN"], False, False, 13),
         (["UNKNOWN"], False, True, 0),
+        (["UNKNOWN", "BASELINE_NOT_STEADY"], False, True, 0),
+        (["BASELINE_NOT_STEADY"], False, False, 10),
         (["UNKNOWN", "FAIL"], False, True, 1),
         (["FAIL", "DIRTY"], False, False, 4),
         (["NOT_INJECTED", "UNKNOWN"], False, False, 11),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from kvops.chaos.agent import Order
 from kvops.chaos.ledger import Book, Entry
 from kvops.chaos.model import State
 from kvops.chaos.remote import RemoteInjection
+from kvops.chaos.steps import SignalProcess
 from kvops.errors import Aborted, Refused, Unreachable, Unsupported, UsageError
 from kvops.fleet.process import is_stopped
 from kvops.host import SshHost
@@ -211,3 +214,23 @@ def test_a_group_on_a_host(fleet: Fleet, book: Book) -> None:
     assert "request to store-1: connected, then silent" in done.stderr
     assert "nothing left" in done.stdout + done.stderr
     assert not book.dirty()
+
+
+def test_recover_on_a_host(fleet: Fleet, servers: list[Victim], book: Book) -> None:
+    """What an experiment left on another machine is taken back there, and a machine that cannot be asked is named."""
+    process = servers[0].target.leader
+    experiment = book.create("dead-there")
+    step = SignalProcess(pid=process.pid, started_ticks=process.started_ticks, boot_id=process.boot_id)
+    experiment.append(State.JOURNALLED, by="runner", undo=[step])
+    experiment.append(State.INJECTING, by="runner")
+    os.kill(process.pid, signal.SIGSTOP)
+
+    done = fleet.kvops("chaos", "recover", "--host", HOST, "--inventory", str(fleet.inventory))
+    away = fleet.kvops("chaos", "recover", "--host", "10.77.0.99:1", "--known-hosts", str(fleet.known_hosts))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "dead-there" in done.stdout
+    assert not is_stopped(process)
+    assert not book.dirty()
+    assert away.returncode == 3
+    assert "10.77.0.99" in away.stdout

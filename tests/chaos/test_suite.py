@@ -1,16 +1,21 @@
-"""A suite's verdicts: what fails once may be noise, what fails three times is not."""
+"""A suite: what counts as a failure where one run may be noise, and what counts as left behind."""
 
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvops.chaos.history import End, RunRecord
+from kvops.chaos.ledger import Book
+from kvops.chaos.model import State
+from kvops.chaos.picture import Scope
 from kvops.chaos.runner import Ran
-from kvops.chaos.suite import Attempt, confirm
+from kvops.chaos.suite import Attempt, confirm, leftovers
 from kvops.chaos.verdict import Judgement, RunVerdict, judge
 from tests.chaos.histories import get, record
 
@@ -55,3 +60,25 @@ def test_only_what_fails_again_has_failed(
     assert next(left, None) is None, "and nothing was run in vain"
     assert ("not confirmed" in why) == (runs > 1 and made != "FAIL")
     assert made == "FAIL" or runs == 1 or f"run {runs - 2}" in why
+
+
+def test_what_is_left_is_found_by_its_token(tmp_path: Path) -> None:
+    """A file of an experiment that ended well is a leftover all the same, but not one of an experiment before."""
+    token = f"kvops_{secrets.token_hex(6)}"
+    book = Book(tmp_path)
+    experiment = book.create("one")
+    scope = msgspec.to_builtins(Scope(tokens=[token]))
+    experiment.append(State.JOURNALLED, by="runner", facts={"scope": scope})
+    experiment.append(State.CLEAN, by="runner")
+    file = Path("/dev/shm") / f"{token}.json"
+
+    clean = leftovers(tmp_path, set())
+    file.write_text("left")
+    try:
+        found, before = leftovers(tmp_path, set()), leftovers(tmp_path, {"one"})
+    finally:
+        file.unlink()
+
+    assert clean == before == []
+    assert len(found) == 1
+    assert str(file) in found[0]

@@ -80,11 +80,11 @@ def nodes() -> Iterator[list[Victim]]:
             for index, name in enumerate(made[1:]):
                 run(
                     "ip",
+                    "-n",
+                    name,
                     "link",
                     "add",
                     "eth0",
-                    "netns",
-                    name,
                     "type",
                     "veth",
                     "peer",
