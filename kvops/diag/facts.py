@@ -1176,14 +1176,19 @@ class HostFacts:
             *self.argvs("journalctl", "--dmesg"),
         ]:
             try:
-                return misc.parse_dmesg(self.result(*argv).stdout)
+                return misc.parse_dmesg(self.result(*argv).stdout, boot_epoch_s=self._boot_epoch_s)
             except Unseen as unseen:
                 reason = unseen
         for path in ("/var/log/dmesg", "/var/log/kern.log"):
             text = self.peek(path)
             if text is not None:
-                return misc.parse_dmesg(text)
+                return misc.parse_dmesg(text, boot_epoch_s=self._boot_epoch_s)
         raise reason or Unseen("dmesg", Sight.NOT_COLLECTED)
+
+    @property
+    def _boot_epoch_s(self) -> float | None:
+        match = re.search(r"^btime (\d{1,12})$", self.peek("/proc/stat") or "", re.MULTILINE)
+        return float(match[1]) if match else None
 
     def log_lines(self, pattern: str, *, ignore_case: bool = False) -> list[misc.LogLine]:
         """Lines of the kernel's log that match. Raises Unseen."""

@@ -197,3 +197,32 @@ def test_refused(parser: Callable[[str], Any], text: str) -> None:
     """What is no value is refused with an error that quotes it, never read as zero."""
     with pytest.raises(ParseError):
         parser(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "boot_epoch_s", "seconds"),
+    [
+        ("<3>[1.5] a\n[  2.25] b\nkern  :err   : [3.5] c\n[4.5] host kernel: d", None, [1.5, 2.25, 3.5, 4.5]),
+        ("[Mon Nov 30 10:00:00 2026] Linux version 6\n[Mon Nov 30 11:00:00 2026] a", None, [0, 3600]),
+        ("2026-11-30T10:00:00,5+00:00 a\n2026-11-30T12:00:00+02:00 h kernel: b", 1796032800.0, [0, 0]),
+        (
+            "2026-11-30T10:00:00Z a\n[Mon Nov 30 11:00:00 2026] b\nNov 30 11:00:00 h kernel: c",
+            None,
+            [None] * 3,
+        ),
+        (
+            "Nov 30 09:00:00 h a\nNov 30 10:00:00 h kernel: Linux version 6\nNov 30 10:00:09 h b",
+            None,
+            [-3600, 0, 9],
+        ),
+        (
+            "Dec 31 23:00:00 h a\nJan  1 10:00:00 h kernel: Linux version 6\nFeb 31 10:00:00 h b",
+            None,
+            [None, 0, None],
+        ),
+    ],
+    ids=["since boot", "dmesg -T", "iso", "no anchor", "syslog", "new year"],
+)
+def test_stamps_of_kernel_logs(text: str, boot_epoch_s: float | None, seconds: list[float | None]) -> None:
+    """However a kernel's log is stamped, its lines are placed after the boot, where the log or btime tell when that was."""
+    assert [line.seconds for line in misc.parse_dmesg(text, boot_epoch_s=boot_epoch_s)] == seconds

@@ -318,6 +318,20 @@ def cloud_takes_the_function() -> Node:
     return node
 
 
+@case(driver__vf_revoked="fail")
+def cloud_takes_the_function_by_the_wall_clock() -> Node:
+    node = healthy(CONNECTX)
+    node.meta["role"] = "vm"
+    lines = ["[Fri Nov 20 09:00:00 2026] Linux version 6.1.0-28-amd64\n"]  # ten days of /proc/uptime before
+    lines += [
+        f"[Mon Nov 30 08:{50 + n}:00 2026] hv_netvsc 000d3a00 eth1: VF unregistering: ens2f0np0\n"
+        for n in range(4)
+    ]
+    node.run("dmesg", "-T", out="".join(lines))
+    del node.commands["dmesg",]
+    return node
+
+
 @case(driver__health="fail")
 def firmware_reporter_in_error() -> Node:
     node = healthy(BLUEFIELD)

@@ -819,14 +819,16 @@ def vf_revoked(host: HostFacts) -> Iterator[Finding]:
     window = host.snapshot.window_s or 0.0
     recent = sum(age <= HOUR_S for age in ages)
     today = sum(age <= DAY_S for age in ages)
+    unplaced = len(lines) - len(ages)  # at a time that cannot be told
     if recent >= REVOKED_PER_HOUR_MAX or any(age <= window for age in ages if window):
         severity = Outcome.FAIL
     else:
-        severity = Outcome.WARN if today else Outcome.INFO
+        severity = Outcome.WARN if today or unplaced else Outcome.INFO
+    when = f", {unplaced} at a time that the log does not tell" if unplaced else ""
     yield finding(
         severity,
         "virtual function",
-        f"taken away {recent} times in the last hour, {today} in the last day",
+        f"taken away {recent} times in the last hour, {today} in the last day{when}",
         "never while in use",
         fix="restart the store; ask the provider about maintenance",
         persists=False,

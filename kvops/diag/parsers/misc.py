@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from kvops.diag.parsers.sysfs import bad
@@ -18,16 +19,88 @@ class LogLine(NamedTuple):
     text: str
 
 
-def parse_dmesg(text: str) -> list[LogLine]:
-    """Read dmesg, or a journal of the kernel; the last LOG_LINES_MAX lines."""
-    lines = []
+# How kernel messages are stamped, besides seconds since boot: dmesg -T and --time-format iso, journalctl -o short-iso,
+# syslog. dmesg -x writes facility and level before its stamp.
+_SINCE_BOOT = (
+    r"(?:<\d{1,4}>|[a-z]{1,12} {0,8}:[a-z]{1,12} {0,8}: )?"
+    r"\[\s*(?P<seconds>\d{1,12}(?:\.\d{1,9})?)\] ?(?P<text>.*)"
+)
+_CTIME = (
+    r"\[\w{3} (?P<month>\w{3}) {1,2}(?P<day>\d{1,2}) (?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d) (?P<year>\d{4})\] ?"
+    r"(?P<text>.*)"
+)
+_ISO = (
+    r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)T(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,]\d{1,9})?"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)?:? (?P<text>.*)"
+)
+_SYSLOG = r"(?P<month>[A-Z][a-z]{2}) {1,2}(?P<day>\d{1,2}) (?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d) (?P<text>.*)"
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_LEAP_YEAR = 2000  # stands for the year where none is written
+
+
+def parse_dmesg(text: str, *, boot_epoch_s: float | None = None) -> list[LogLine]:
+    """
+    Read dmesg, or a journal of the kernel; the last LOG_LINES_MAX lines.
+
+    Args:
+        text: One line a message, stamped in any of the usual ways.
+        boot_epoch_s: When the kernel started, in seconds of Unix time (btime of /proc/stat), if known.
+
+    Returns:
+        Lines with seconds since boot, below zero for those of an earlier one. Where a stamp is of the wall clock, the
+        kernel's last first message tells when that was; without it, ``boot_epoch_s`` does for stamps with a zone.
+    """
+    lines: list[LogLine] = []
+    stamps: list[
+        tuple[int, float, bool]
+    ] = []  # of the wall clock: place in lines, seconds, whether Unix time
+    boot: dict[bool, tuple[int, float]] = {} if boot_epoch_s is None else {True: (-1, boot_epoch_s)}
     for line in text.splitlines()[-LOG_LINES_MAX:]:
-        match = re.match(r"(?:<\d+>)?\[\s*(\d{1,12}(?:\.\d{1,9})?)\] ?(.*)", line, re.ASCII)
+        match = re.match(_SINCE_BOOT, line, re.ASCII)
         if match is not None:
-            lines.append(LogLine(float(match[1]), match[2]))
+            lines.append(LogLine(float(match["seconds"]), match["text"]))
         elif line.strip():
-            lines.append(LogLine(None, line))
+            stamp, zoned, rest = _wall_stamp(line)
+            if stamp is not None:
+                stamps.append((len(lines), stamp, zoned))
+                if "Linux version " in rest:
+                    boot[zoned] = (len(lines), stamp)
+            lines.append(LogLine(None, rest))
+    for place, stamp, zoned in stamps:
+        if zoned in boot:
+            first, began = boot[zoned]
+            # Without a year, December comes after January.
+            if (stamp >= began) == (place >= first) or first < 0:
+                lines[place] = lines[place]._replace(seconds=stamp - began)
     return lines
+
+
+def _wall_stamp(line: str) -> tuple[float | None, bool, str]:
+    """(seconds, whether they are Unix time, the rest) of a line stamped with a date; None if it is not."""
+    for pattern in (_CTIME, _ISO, _SYSLOG):
+        match = re.match(pattern, line, re.ASCII)
+        if match is None:
+            continue
+        parts = match.groupdict()
+        month = parts["month"]
+        try:
+            when = datetime(
+                int(parts.get("year") or _LEAP_YEAR),
+                int(month) if month.isdigit() else _MONTHS.index(month) + 1,
+                int(parts["day"]),
+                int(parts["h"]),
+                int(parts["m"]),
+                int(parts["s"]),
+                tzinfo=UTC,
+            ).timestamp()
+        except ValueError:
+            continue
+        zone = parts.get("zone")
+        if zone and zone != "Z":
+            offset = int(zone[1:3]) * 3600 + int(zone[-2:]) * 60
+            when += offset if zone[0] == "-" else -offset
+        return when, bool(zone), match["text"]
+    return None, False, line
 
 
 def parse_ovs_map(text: str) -> dict[str, str]:
