@@ -129,6 +129,7 @@ def show(out: Output, target: Target, judgement: Judgement, **more: Any) -> int:
     for row in judgement.stores:
         state = held.get(row.get("hold"), "") if row["state"] in SERVING_OR_DRAINING else ""
         rows.append(row | {"role": "store", "state": state or row["state"]})
+    rows += [row | {"role": "etcd"} for row in judgement.etcd]
     out.table(COLUMNS, rows)
     if judgement.holds and out.human:
         out.table(HOLD_COLUMNS, judgement.holds)

@@ -72,6 +72,9 @@ class Judgement:
     reasons: list[Reason]
     masters: list[dict[str, Any]]
     stores: list[dict[str, Any]]
+    etcd: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # members that kvops started; others are not known
     clients: list[dict[str, Any]] = field(default_factory=list)
     holds: list[dict[str, Any]] = field(default_factory=list)
     objects: int = 0
@@ -94,6 +97,7 @@ class Judgement:
             ],
             "masters": self.masters,
             "stores": self.stores,
+            "etcd": self.etcd,
             "clients": self.clients,
             "holds": self.holds,
             "objects": self.objects,
@@ -343,6 +347,7 @@ def judge(
         reasons=reasons,
         masters=masters,
         stores=stores,
+        etcd=[_etcd_row(one) for one in known if one.role == "etcd"],
         clients=[
             {"name": one.name, "host": one.host, "pid": one.pid, "connections": one.connections}
             for one in (leader.clients if leader is not None else [])
@@ -428,6 +433,17 @@ def _process_reason(one: Known) -> Reason:
         since=one.since,
         next=_next(state, one.name, one.pid) if one.life is not Life.UNKNOWN else "",
     )
+
+
+def _etcd_row(one: Known) -> dict[str, Any]:
+    """A member of etcd, as its process shows: masters say themselves when it does not answer them."""
+    return {
+        "name": one.name,
+        "address": one.address,
+        "pid": one.pid or None,
+        "host": one.host,
+        "state": {Life.ENDED: "down", Life.UNKNOWN: "unseen"}.get(one.life, str(one.life)),
+    }
 
 
 def _no_leader(group: str, known: Sequence[Known], answers: Mapping[str, MasterStatus]) -> Reason:

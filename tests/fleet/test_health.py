@@ -95,6 +95,13 @@ def judged(status: MasterStatus | None, **lives: Life) -> Judgement:
     )
 
 
+def test_members_of_etcd_are_shown() -> None:
+    """A member that kvops started has a row of its own, whatever its state; JSON gives it under etcd."""
+    rows = judged(master(store("store-0"), store("store-1")), etcd_0=Life.ENDED).document()["etcd"]
+
+    assert [(row["name"], row["state"], row["pid"]) for row in rows] == [("etcd-0", "down", 8)]
+
+
 def test_healthy() -> None:
     """A leader that answers and stores that serve: nothing to say."""
     found = judged(master(store("store-0"), store("store-1")))
