@@ -47,6 +47,7 @@ COLUMNS: Final = (
     Column("pid"),
     Column("term", wide=True),
     Column("numa_node", wide=True),
+    Column("misplaced_bytes", "bytes", wide=True),
     Column("transports", "list", wide=True),
     Column("control", wide=True),
     Column("http", wide=True),

@@ -14,6 +14,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from kvops.fleet.preflight import human_bytes
+
 if TYPE_CHECKING:
     from kvops.store.model import Event, MasterStatus, StoreInfo
 
@@ -315,6 +317,17 @@ def judge(
                     next=follow if row["name"] in by_name else "",
                 )
             )
+    reasons += [
+        Reason(
+            code="store.misplaced",
+            subject=row["name"],
+            text=f"{human_bytes(row['misplaced_bytes'])} of its memory lie on other NUMA nodes than"
+            f" {row['numa_node']}, to which it is bound",
+            next=f"kvops restart {row['name']}" if row["name"] in by_name else "",
+        )
+        for row in stores
+        if row["misplaced_bytes"] and row["state"] in _SERVING
+    ]
     if leader is not None and leader.breaker_open:
         reasons.append(
             Reason(
@@ -523,5 +536,6 @@ def _store_row(
         "used_bytes": info.used_bytes if info is not None else 0,
         "objects": info.objects if info is not None else 0,
         "transports": list(info.transports) if info is not None else [],
+        "misplaced_bytes": info.misplaced_bytes if info is not None else 0,
         "http": info.http_address if info is not None else (one.http if one is not None else ""),
     }

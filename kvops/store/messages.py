@@ -164,6 +164,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     objects: int
     used_bytes: int
     loop_lag_ms: int  # since the data loop last ticked
+    misplaced_bytes: int = 0  # of a segment that is bound to a NUMA node, on other ones
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):

@@ -251,6 +251,7 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int
     objects: int
     transports: list[str]
+    misplaced_bytes: int = 0  # of a segment that is bound to a NUMA node, on other ones
 
 
 class ClientInfo(msgspec.Struct, frozen=True, kw_only=True):
