@@ -12,7 +12,7 @@ PUT_START             PUT_HEAD, PUT_ROW rows                   PUT_REPLY_HEAD, s
 MOVE_START            as PUT_START, by a store's own mover      as PUT_START
 PUT_END               END_ROW rows                             one PutStatus byte a row
 PUT_REVOKE            END_ROW rows                             one PutStatus byte a row
-TOUCH                 digests                                  LOOKUP_HEAD
+TOUCH                 digests                                  LOOKUP_HEAD, u64s: generations renewed, or 0
 REMOVE                digests                                  one RemoveStatus byte a key
 STAT                  digests                                  STAT_ROW rows
 VIEW                  nothing                                  View

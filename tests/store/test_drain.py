@@ -12,6 +12,7 @@ from kvops.limits import BEAT_INTERVAL_MS, LEASE_TTL_MS, STORE_TTL_MS
 from kvops.net.wire import Kind
 from kvops.store import messages as m
 from kvops.store.awake import TICK_MS
+from kvops.store.client_core import Located
 from kvops.store.drain import MIGRATED_PER_ENTRY
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.journal import recover_state
@@ -96,6 +97,30 @@ def test_a_reader_finishes_and_is_not_renewed(rig: Rig) -> None:
     assert held == b"x" * 100
     assert node.read(place) is None
     assert state(rig) is HoldState.DRAINED
+
+
+def test_a_touch_says_what_was_not_renewed(rig: Rig) -> None:
+    """A reader hears that a drained store's memory is lent no longer, and that another generation took its place."""
+    here, there = (writer(rig, node) for node in rig.nodes)
+    rig.put(here, "a", b"x" * 100)
+    rig.put(there, "b", b"x" * 100)
+    located = Located()
+    keys = digests(["a", "absent", "b"])
+    located.add(rig.core.lookup(keys, now_ms=rig.now_ms), 3)
+
+    def renewed() -> bool:
+        answer = rig.ask(here, Kind.TOUCH, keys)
+        assert answer is not None
+        return located.renewed(0, answer)
+
+    before = renewed()
+    rig.drain("store-0")
+    drained = renewed()
+    rig.put(there, "a", b"y" * 100)
+    replaced = renewed()
+
+    assert (before, drained, replaced) == (True, False, False)
+    assert located.renewed(0, bytes(m.LOOKUP_HEAD.size))
 
 
 def test_a_pool_that_nobody_reads_waits_for_no_lease(rig: Rig) -> None:
