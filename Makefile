@@ -14,7 +14,7 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 $(STAMP): pyproject.toml kvops/__init__.py
-	@echo "[set-up]   virtual environment (first time, about 40 s)"
+	@echo "[set-up]   virtual environment (first time: what kvops needs is downloaded)"
 	@$(PYTHON) -c 'import sys; sys.exit("kvops needs Python 3.11 or newer, not " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'

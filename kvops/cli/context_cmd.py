@@ -30,6 +30,18 @@ def command() -> None:
     r"""
     Which groups are known, and which one commands act on.
 
+    A context names a group that runs elsewhere. It is defined by hand, in ~/.config/kvops/config.yaml for you or
+    /etc/kvops/config.yaml for everybody:
+
+    \b
+      contexts:
+        prod-a:
+          masters: [10.0.0.1:7800, 10.0.0.2:7800]
+          control: [10.0.0.1:7801, 10.0.0.2:7801]
+          secret_file: /etc/kvops/prod-a.secret
+          environment: production
+          protect: true
+
     \b
     Example:
       kvops context use prod-a
@@ -126,7 +138,10 @@ def use_(settings: Settings, name: str, dry_run: bool) -> None:
 
     configuration = load_configuration(settings)
     if all(row["name"] != name for row in _rows(configuration)):
-        raise UsageError(f"there is no context or local group {name}", fix="see kvops context list")
+        raise UsageError(
+            f"there is no context or local group {name}",
+            fix=f"kvops context list names those there are; define it in {user_file()}: kvops context --help",
+        )
     out = Output(settings)
     path = user_file() if dry_run else use(name)
     if out.structured:

@@ -26,6 +26,7 @@ PAGE_ROWS_MAX: Final = 10_000
 # CLI exit codes of what a pool says of a key: "no" 1, "could not tell" 3, "refused" 5.
 _UNREACHED: Final = ("TIMEOUT", "STORE_DOWN", "MASTER_DOWN", "BREAKER_OPEN")
 _REFUSED: Final = ("NO_SPACE", "REFUSED")
+_REMOVED: Final = {"HIT": "REMOVED", "MISS": "ABSENT"}  # a remove in its own words
 _FIX: Final = {
     "EXISTS": "another writer is putting it; try again",
     "MISS": "it was never put, has been evicted, or was lost with its store: kvops events",
@@ -193,6 +194,10 @@ def put(
     with _pool(settings, namespace) as (_, pool):
         outcome = pool.batch_put_from([key], [memoryview(data)], options=how)[0]
     if not outcome.ok:
+        if str(outcome.reason) == "NO_SPACE" and (away := _all_away(settings, target)):
+            raise Unreachable(
+                f"cannot put {key!r}: STORE_DOWN: no store takes objects ({away})", fix="see kvops status"
+            )
         raise _trouble(key, outcome, doing="put")
     reason = str(outcome.reason)
     if out.structured:
@@ -201,6 +206,17 @@ def put(
     else:
         out.note(f"{reason}  {key}  {len(data):,} B  {where(outcome, replicas)}".rstrip())
     return 0
+
+
+def _all_away(settings: Settings, target: Target) -> str:
+    """Where no store takes objects, how each of them is; "" where one does, or nobody can tell."""
+    try:
+        status = leader_status(target, timeout_s=settings.timeout_s())
+    except KvopsError:
+        return ""
+    if any(store.state == "ready" for store in status.stores):
+        return ""
+    return ", ".join(f"{store.name} {store.state}" for store in status.stores) or "there is none"
 
 
 def where(outcome: Any, asked: int) -> str:
@@ -288,7 +304,7 @@ def rm(settings: Settings, keys: tuple[str, ...], yes: bool, dry_run: bool, name
         for key in keys:
             outcome = pool.remove(key)
             reason = str(outcome.reason)
-            rows.append({"key": key, "removed": outcome.ok, "reason": reason})
+            rows.append({"key": key, "removed": outcome.ok, "reason": _REMOVED.get(reason, reason)})
             if not outcome.ok and reason != "MISS":
                 trouble = trouble or _trouble(key, outcome, doing="remove")
     if trouble is not None:

@@ -47,6 +47,7 @@ COLUMNS: Final = (
     Column("pid"),
     Column("term", wide=True),
     Column("numa_node", wide=True),
+    Column("misplaced_bytes", "bytes", wide=True),
     Column("transports", "list", wide=True),
     Column("control", wide=True),
     Column("http", wide=True),
@@ -129,6 +130,7 @@ def show(out: Output, target: Target, judgement: Judgement, **more: Any) -> int:
     for row in judgement.stores:
         state = held.get(row.get("hold"), "") if row["state"] in SERVING_OR_DRAINING else ""
         rows.append(row | {"role": "store", "state": state or row["state"]})
+    rows += [row | {"role": "etcd"} for row in judgement.etcd]
     out.table(COLUMNS, rows)
     if judgement.holds and out.human:
         out.table(HOLD_COLUMNS, judgement.holds)

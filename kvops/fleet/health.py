@@ -14,6 +14,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from kvops.fleet.preflight import human_bytes
+
 if TYPE_CHECKING:
     from kvops.store.model import Event, MasterStatus, StoreInfo
 
@@ -72,6 +74,9 @@ class Judgement:
     reasons: list[Reason]
     masters: list[dict[str, Any]]
     stores: list[dict[str, Any]]
+    etcd: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # members that kvops started; others are not known
     clients: list[dict[str, Any]] = field(default_factory=list)
     holds: list[dict[str, Any]] = field(default_factory=list)
     objects: int = 0
@@ -94,6 +99,7 @@ class Judgement:
             ],
             "masters": self.masters,
             "stores": self.stores,
+            "etcd": self.etcd,
             "clients": self.clients,
             "holds": self.holds,
             "objects": self.objects,
@@ -311,6 +317,17 @@ def judge(
                     next=follow if row["name"] in by_name else "",
                 )
             )
+    reasons += [
+        Reason(
+            code="store.misplaced",
+            subject=row["name"],
+            text=f"{human_bytes(row['misplaced_bytes'])} of its memory lie on other NUMA nodes than"
+            f" {row['numa_node']}, to which it is bound",
+            next=f"kvops restart {row['name']}" if row["name"] in by_name else "",
+        )
+        for row in stores
+        if row["misplaced_bytes"] and row["state"] in _SERVING
+    ]
     if leader is not None and leader.breaker_open:
         reasons.append(
             Reason(
@@ -343,6 +360,7 @@ def judge(
         reasons=reasons,
         masters=masters,
         stores=stores,
+        etcd=[_etcd_row(one) for one in known if one.role == "etcd"],
         clients=[
             {"name": one.name, "host": one.host, "pid": one.pid, "connections": one.connections}
             for one in (leader.clients if leader is not None else [])
@@ -430,6 +448,17 @@ def _process_reason(one: Known) -> Reason:
     )
 
 
+def _etcd_row(one: Known) -> dict[str, Any]:
+    """A member of etcd, as its process shows: masters say themselves when it does not answer them."""
+    return {
+        "name": one.name,
+        "address": one.address,
+        "pid": one.pid or None,
+        "host": one.host,
+        "state": {Life.ENDED: "down", Life.UNKNOWN: "unseen"}.get(one.life, str(one.life)),
+    }
+
+
 def _no_leader(group: str, known: Sequence[Known], answers: Mapping[str, MasterStatus]) -> Reason:
     """Why nobody leads: an election that is under way, or an in-sync set of which nobody is left."""
     newest = max(answers.values(), key=lambda status: (status.term, status.sequence))
@@ -507,5 +536,6 @@ def _store_row(
         "used_bytes": info.used_bytes if info is not None else 0,
         "objects": info.objects if info is not None else 0,
         "transports": list(info.transports) if info is not None else [],
+        "misplaced_bytes": info.misplaced_bytes if info is not None else 0,
         "http": info.http_address if info is not None else (one.http if one is not None else ""),
     }

@@ -18,6 +18,7 @@ that somebody else has by now, counts as ended and is never signalled.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -556,6 +557,8 @@ class LocalGroup:
             runtime = self.runtime_dir()
             if _is_own_folder(runtime):
                 shutil.rmtree(runtime, ignore_errors=True)  # sockets that nobody listens on any more
+                with contextlib.suppress(OSError):  # other groups have theirs there
+                    runtime.parent.rmdir()
             return stopped
 
     def forget(self) -> None:
@@ -663,18 +666,10 @@ class LocalGroup:
         for folder in (self.folder, self.folder / "configs", self.folder / "logs"):
             preflight.check_folder(folder)
         runtime = self.runtime_dir()
-        for folder in (runtime.parent, runtime):
-            try:
-                folder.mkdir(mode=0o700, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(
-                    f"cannot make {folder}: {error.strerror}", fix="set XDG_RUNTIME_DIR"
-                ) from error
-            if not _is_own_folder(folder):
-                raise ConfigError(
-                    f"{folder} is not a private folder of yours",
-                    fix="remove it, or set XDG_RUNTIME_DIR to a folder that only you can enter",
-                )
+        try:
+            _make_private(runtime)
+        except FileNotFoundError:
+            _make_private(runtime)  # another group's end had just taken the parent away, empty as it was
         if not self.secret_file.exists():
             write_private(self.secret_file, os.urandom(32).hex().encode() + b"\n")
 
@@ -972,6 +967,28 @@ def _is_own_folder(path: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def _make_private(runtime: Path) -> None:
+    """
+    Make a folder for sockets and its parent, mode 0700.
+
+    Raises:
+        ConfigError: They cannot be made, or are not ours alone.
+        FileNotFoundError: The parent was taken away meanwhile.
+    """
+    for folder in (runtime.parent, runtime):
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise ConfigError(f"cannot make {folder}: {error.strerror}", fix="set XDG_RUNTIME_DIR") from error
+        if not _is_own_folder(folder):
+            raise ConfigError(
+                f"{folder} is not a private folder of yours",
+                fix="remove it, or set XDG_RUNTIME_DIR to a folder that only you can enter",
+            )
 
 
 def _set_aside(log_file: Path) -> int:

@@ -149,6 +149,11 @@ class EtcdQuery:
     def _leader(self) -> str:
         head, _, body = self._in.partition(b"\r\n\r\n")
         status = head.split(b"\r\n", 1)[0]
+        if b"HTTPS" in body:  # as Go's server says it to who comes without
+            raise Unreachable(
+                f"etcd at {self.address} takes TLS alone, which etcd:// does not speak",
+                fix="name the masters' own addresses instead: HOST:PORT,HOST:PORT",
+            )
         if b" 200 " not in status + b" ":
             raise self._unreachable(status.decode("ascii", "replace")[:100] or "it hung up")
         try:

@@ -198,8 +198,10 @@ class Pool:
         def renew(by: float) -> float | None:
             again = time.monotonic()
             try:
-                for frame in _frames(digests, KEYS_PER_FRAME_MAX * DIGEST_BYTES):
-                    self._ask(Kind.TOUCH, frame, min(by, deadline))
+                for number, frame in enumerate(_frames(digests, KEYS_PER_FRAME_MAX * DIGEST_BYTES)):
+                    answer = self._ask(Kind.TOUCH, frame, min(by, deadline))
+                    if not located.renewed(number * KEYS_PER_FRAME_MAX, answer):
+                        return None
             except Trouble:
                 return None
             return again + (located.lease_ms - LEASE_MARGIN_MS) / 1_000

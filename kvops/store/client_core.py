@@ -65,6 +65,20 @@ class Located:
                 self.further.setdefault(len(self.rows) + index, []).append((place[3], place[1]))
         self.rows += np.frombuffer(answer, LOCATION, count, m.LOOKUP_HEAD.size).tolist()
 
+    def renewed(self, first: int, answer: bytes) -> bool:
+        """
+        Whether a TOUCH of the keys from ``first`` on renewed the leases on all that was found.
+
+        What was removed, has expired, or lies on a store that is drained is not: its memory is soon another's.
+        """
+        generations = np.frombuffer(
+            answer, "<u8", offset=m.LOOKUP_HEAD.size
+        ).tolist()  # an older master has none
+        return all(
+            not row[3] or row[0] == generation
+            for row, generation in zip(self.rows[first:], generations, strict=False)
+        )
+
 
 @dataclass(slots=True, eq=False)
 class _Want:

@@ -44,6 +44,9 @@ from kvops.store.sweep import Cause, Stage, Sweep, Sweeper
 
 TARGETS_MAX: Final = 4_096  # of one request
 TEXT_MAX: Final = 1_024  # of a reason or an owner
+MIGRATED_PER_ENTRY: Final = (
+    1_024  # objects: so many a receipt may lack after a leader's death amid a migration
+)
 
 
 @dataclass(slots=True)
@@ -51,8 +54,6 @@ class _Progress:
     """What a hold's stores have come to, by name; survives their mounts."""
 
     sweeps: dict[str, Sweep] = field(default_factory=dict)
-    objects_at_call: int = 0
-    bytes_at_call: int = 0
     migrated: int = 0
     migrated_bytes: int = 0
     unmoved: int = 0
@@ -87,7 +88,10 @@ class Holds:
 
     def rows(self) -> list[Hold]:
         """All that must be remembered: the holds, and the highest number ever given."""
-        rows = list(self._by_target.values())
+        rows = [
+            msgspec.structs.replace(hold, **self._moved_so_far(target))
+            for target, hold in self._by_target.items()
+        ]
         if self._last is not None and self._last.state is HoldState.LIFTED:
             rows.insert(0, self._last)
         return rows
@@ -106,7 +110,11 @@ class Holds:
                 self._progress.pop(hold.target, None)
         else:
             self._by_target[hold.target] = hold
-            self._progress.setdefault(hold.target, _Progress())
+            progress = self._progress.setdefault(hold.target, _Progress())
+            # A leader knows more than it has remembered; who follows it, only that.
+            progress.migrated = max(progress.migrated, hold.migrated)
+            progress.migrated_bytes = max(progress.migrated_bytes, hold.migrated_bytes)
+            progress.unmoved = max(progress.unmoved, hold.unmoved)
 
     def __len__(self) -> int:
         return len(self._by_target)
@@ -239,6 +247,9 @@ class Holds:
                     since=since,
                     migrate=migrate,
                     bandwidth_bps=bandwidth_bps,
+                    objects_at_call=sum(store.objects for store in targets[target][1]),
+                    bytes_at_call=sum(map(_used_bytes, targets[target][1])),
+                    **self._moved_so_far(target),
                 )
             )
         failed = [check for check in checks if not check.ok and check.name not in force]
@@ -252,10 +263,7 @@ class Holds:
                 self._enter(hold)
             self._outbox.remember_holds(changed)
             for hold in changed:
-                progress = self._progress[hold.target]
                 stores = targets[hold.target][1]
-                progress.objects_at_call = sum(store.objects for store in stores)
-                progress.bytes_at_call = sum(map(_used_bytes, stores))
                 verb = "cordoned" if hold.kind is HoldKind.CORDON else "drained"
                 self._outbox.event(
                     now_ms, f"hold.{verb}", hold.target, number=hold.number, reason=reason, owner=owner
@@ -398,27 +406,33 @@ class Holds:
         sweeps = list(progress.sweeps.values())
         counted = bool(sweeps) and all(sweep.left >= 0 for sweep in sweeps)
         waiting = [sweep.not_before_ms - now_ms for sweep in sweeps if sweep.stage is Stage.LEASES]
-        fields: dict[str, Any] = msgspec.structs.asdict(hold)
+        # A hold of a master before this receipt was kept: as far as the sweeps know.
+        fields: dict[str, Any] = msgspec.structs.asdict(hold) | self._moved_so_far(hold.target)
         objects = sum(store.objects for store in stores)
+        fields["objects_at_call"] = (
+            hold.objects_at_call or sum(sweep.objects_at_call for sweep in sweeps) or objects
+        )
+        fields["bytes_at_call"] = (
+            hold.bytes_at_call
+            or sum(sweep.bytes_at_call for sweep in sweeps)
+            or sum(map(_used_bytes, stores))
+        )
         return HoldInfo(
             **fields,
             stores=[store.mount.name for store in stores],
-            objects_at_call=(
-                progress.objects_at_call or sum(sweep.objects_at_call for sweep in sweeps) or objects
-            ),
-            bytes_at_call=(
-                progress.bytes_at_call
-                or sum(sweep.bytes_at_call for sweep in sweeps)
-                or sum(map(_used_bytes, stores))
-            ),
             leases_left_ms=max(0, *waiting, 0),
             swept=sum(sweep.swept for sweep in sweeps),
             left=sum(sweep.left for sweep in sweeps) if counted else -1,
             objects=objects,
-            migrated=progress.migrated,
-            migrated_bytes=progress.migrated_bytes,
-            unmoved=progress.unmoved,
         )
+
+    def _moved_so_far(self, target: str) -> dict[str, int]:
+        progress = self._progress.get(target) or _Progress()
+        return {
+            "migrated": progress.migrated,
+            "migrated_bytes": progress.migrated_bytes,
+            "unmoved": progress.unmoved,
+        }
 
     def _would(self, hold: Hold, now_ms: int) -> HoldInfo:
         info = self.info(hold, now_ms=now_ms)
@@ -436,8 +450,11 @@ class Holds:
         """An object of a store has become readable elsewhere in its place."""
         for hold in self._of(store):
             if hold.migrate:
-                self._progress[hold.target].migrated += 1
-                self._progress[hold.target].migrated_bytes += size_bytes
+                progress = self._progress[hold.target]
+                progress.migrated += 1
+                progress.migrated_bytes += size_bytes
+                if progress.migrated % MIGRATED_PER_ENTRY == 0:
+                    self._enter_and_remember(hold)
 
     def migrated(self, store: Store, *, number: int, unmoved: int, now_ms: int) -> None:
         """A store has copied what it could; once all stores of a hold have, the drain proper begins."""
@@ -537,10 +554,13 @@ class Holds:
                 self._move(hold, HoldState.DRAINED, now_ms)
 
     def _move(self, hold: Hold, state: HoldState, now_ms: int) -> None:
-        moved = msgspec.structs.replace(hold, state=state)
-        self._enter(moved)
-        self._outbox.remember_holds([moved])
+        self._enter_and_remember(msgspec.structs.replace(hold, state=state))
         self._outbox.event(now_ms, f"hold.{state}", hold.target, number=hold.number, reason=hold.reason)
+
+    def _enter_and_remember(self, hold: Hold) -> None:
+        hold = msgspec.structs.replace(hold, **self._moved_so_far(hold.target))
+        self._enter(hold)
+        self._outbox.remember_holds([hold])
 
 
 def _used_bytes(store: Store) -> int:

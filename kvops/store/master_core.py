@@ -286,9 +286,9 @@ class MasterCore:
     def _touch(self, digests: bytes, *, now_ms: int) -> bytes:
         """Renew leases and recency: for reads that take long, and for hits in an engine's own memory."""
         check_digests(digests)
-        self.objects.touch(digests, now_ms=now_ms)
+        renewed = self.objects.touch(digests, now_ms=now_ms)
         self._horizon.renewed()
-        return self._head()
+        return self._head() + renewed
 
     def _stat(self, digests: bytes, *, now_ms: int) -> bytes:
         check_digests(digests)

@@ -12,7 +12,7 @@ PUT_START             PUT_HEAD, PUT_ROW rows                   PUT_REPLY_HEAD, s
 MOVE_START            as PUT_START, by a store's own mover      as PUT_START
 PUT_END               END_ROW rows                             one PutStatus byte a row
 PUT_REVOKE            END_ROW rows                             one PutStatus byte a row
-TOUCH                 digests                                  LOOKUP_HEAD
+TOUCH                 digests                                  LOOKUP_HEAD, u64s: generations renewed, or 0
 REMOVE                digests                                  one RemoveStatus byte a key
 STAT                  digests                                  STAT_ROW rows
 VIEW                  nothing                                  View
@@ -164,6 +164,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     objects: int
     used_bytes: int
     loop_lag_ms: int  # since the data loop last ticked
+    misplaced_bytes: int = 0  # of a segment that is bound to a NUMA node, on other ones
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):

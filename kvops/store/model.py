@@ -179,6 +179,12 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     since: str  # RFC 3339, UTC
     migrate: bool = False
     bandwidth_bps: int = 0  # of the migration, bits per second; 0: no limit
+    # What its receipt says, whichever master leads by then.
+    objects_at_call: int = 0
+    bytes_at_call: int = 0
+    migrated: int = 0
+    migrated_bytes: int = 0
+    unmoved: int = 0  # objects that a migration could not place elsewhere
 
 
 class HoldInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,6 +251,7 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int
     objects: int
     transports: list[str]
+    misplaced_bytes: int = 0  # of a segment that is bound to a NUMA node, on other ones
 
 
 class ClientInfo(msgspec.Struct, frozen=True, kw_only=True):

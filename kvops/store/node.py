@@ -272,6 +272,7 @@ class Node:
             objects=self.core.objects,
             used_bytes=self.core.used_bytes,
             loop_lag_ms=int((time.monotonic() - self._ticked) * 1_000),
+            misplaced_bytes=(self.elsewhere_bytes or 0) if self.config.numa_bind else 0,
         )
 
     def announce(self, cursor: int) -> tuple[bytes, int]:

@@ -79,10 +79,22 @@ class Objects:
             extras += [(row, 0, (generation, offset, size, store, flags)) for store, offset in places[1:]]
         return locations.tobytes(), np.array(extras, m.EXTRA).tobytes()
 
-    def touch(self, digests: bytes, *, now_ms: int) -> None:
-        """Renew leases and recency of what may be read; memory that a drain waits for is left to its end."""
+    def touch(self, digests: bytes, *, now_ms: int) -> bytes:
+        """
+        Renew leases and recency of what may be read; memory that a drain waits for is left to its end.
+
+        Returns:
+            The generation of each key that may be read on, as u64; 0 where any of its memory is not ours to lend.
+        """
         slots = self.find(digests)
-        self.index.touched_ms[slots[self.readable(slots, now_ms=now_ms)]] = now_ms & MS32_MASK
+        readable = self.readable(slots, now_ms=now_ms)
+        self.index.touched_ms[slots[readable]] = now_ms & MS32_MASK
+        renewed = np.where(readable, self.index.location["generation"][slots], np.uint64(0))
+        if self._further:
+            for at in np.flatnonzero(self.replicated(slots)).tolist():
+                if any(self._hidden[place[0]] for place in self.places(int(slots[at]))):
+                    renewed[at] = 0  # the reader may be at the replica that is hidden
+        return renewed.tobytes()
 
     def stat(self, digests: bytes, *, now_ms: int) -> bytes:
         """STAT_ROW rows: all that is known of each key. Touches nothing."""

@@ -152,6 +152,7 @@ class StoreLife:
             return m.BEAT_REPLY.pack(term, 1, self._watch.floor())
         _check_populated(store.mount, beat.populated_bytes)
         store.seen_ms = now_ms
+        store.misplaced_bytes = max(0, beat.misplaced_bytes)
         clear = beat.loop_lag_ms < STORE_TTL_MS and now_ms >= store.suspect_until_ms
         if store.state is StoreState.SUSPECTED and clear:
             self._stores.set_state(store, state_when_heard(store, now_ms))

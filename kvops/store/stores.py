@@ -54,6 +54,7 @@ class Store:
     )  # host → when its clients last could not read from it
     suspect_until_ms: int = 0  # on their evidence; beats do not clear it earlier
     held: HoldKind | None = None  # by an operator
+    misplaced_bytes: int = 0  # on other NUMA nodes than its own, as it says
     leaving: bool = False  # its process is about to end, and has said so
 
     @property
@@ -86,6 +87,7 @@ class Store:
             used_bytes=self.populated_bytes - self.allocator.free_bytes,
             objects=self.objects,
             transports=mount.transports,
+            misplaced_bytes=self.misplaced_bytes,
         )
 
     def populate(self, populated_bytes: int) -> None:

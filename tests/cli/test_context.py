@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from kvops.cli.options import Settings
 from kvops.errors import ConfigError, UsageError
 from kvops.files import write_yaml
 from kvops.fleet.local import GroupState, LocalGroup
+from tests.cli.conftest import runner
 
 PROD = """\
 # where the token factory lives
@@ -136,6 +139,18 @@ def test_use_keeps_the_file(env: dict[str, str], user: Path) -> None:
     use("dev", env=env)
 
     assert user.read_text() == PROD.replace("group: prod-a", "group: dev")
+
+
+def test_how_a_context_is_defined(env: dict[str, str], user: Path) -> None:
+    """Who chooses a context that is not there is told where to write it; the help shows one that is read."""
+    run = runner({**os.environ, **env})
+    refused = run("context", "use", "nowhere")
+    text = run("context", "--help").stdout
+    example = text[text.index("    contexts:") : text.index("  Example:")]
+    user.write_text(textwrap.dedent(example))
+
+    assert f"define it in {user}" in refused.stderr
+    assert load_configuration(Settings(), env=env).context("prod-a") is not None
 
 
 def test_use_makes_the_file(env: dict[str, str]) -> None:

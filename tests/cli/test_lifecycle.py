@@ -74,7 +74,21 @@ def test_copies_and_removals_are_told_as_they_are(started: Started) -> None:
     assert removed.returncode == 1
     assert re.search(r"two/a +removed\n", removed.stdout)
     assert re.search(r"two/none +not there\n", removed.stdout)
-    assert rows == [{"key": "two/b", "removed": True, "reason": "HIT"}]
+    assert rows == [{"key": "two/b", "removed": True, "reason": "REMOVED"}]
+
+
+def test_a_put_without_a_store(run: Run, tmp_path: Path) -> None:
+    """With no store that lives, a put names them and is no question of space: exit code 3."""
+    try:
+        assert run("start", "--stores", "1", "--segment-size", "16MiB").returncode == 0
+        state = LocalGroup(tmp_path / "state", "local").require()
+        os.kill(state.member("store-0").pid, signal.SIGKILL)
+        refused = run("object", "put", "k", "--timeout", "10s", stdin=b"x")
+    finally:
+        run("stop", "--now")
+
+    assert refused.returncode == 3
+    assert "STORE_DOWN: no store takes objects (store-0 " in refused.stderr
 
 
 def test_what_happened(started: Started) -> None:

@@ -95,6 +95,24 @@ def judged(status: MasterStatus | None, **lives: Life) -> Judgement:
     )
 
 
+def test_members_of_etcd_are_shown() -> None:
+    """A member that kvops started has a row of its own, whatever its state; JSON gives it under etcd."""
+    rows = judged(master(store("store-0"), store("store-1")), etcd_0=Life.ENDED).document()["etcd"]
+
+    assert [(row["name"], row["state"], row["pid"]) for row in rows] == [("etcd-0", "down", 8)]
+
+
+def test_memory_on_another_numa_node_is_no_health() -> None:
+    """A bound store of which some memory lies elsewhere serves, and is said to be slower than it should be."""
+    away = msgspec.structs.replace(store("store-1"), misplaced_bytes=3 << 20)
+    found = judged(master(store("store-0"), away))
+
+    (reason,) = found.reasons
+    assert (str(found.health), reason.code, reason.subject) == ("degraded", "store.misplaced", "store-1")
+    assert reason.text.startswith("3.0 MiB of its memory lie on other NUMA nodes than 0")
+    assert reason.next == "kvops restart store-1"
+
+
 def test_healthy() -> None:
     """A leader that answers and stores that serve: nothing to say."""
     found = judged(master(store("store-0"), store("store-1")))

@@ -12,6 +12,8 @@ from kvops.limits import BEAT_INTERVAL_MS, LEASE_TTL_MS, STORE_TTL_MS
 from kvops.net.wire import Kind
 from kvops.store import messages as m
 from kvops.store.awake import TICK_MS
+from kvops.store.client_core import Located
+from kvops.store.drain import MIGRATED_PER_ENTRY
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.journal import recover_state
 from kvops.store.journal_writer import JournalWriter
@@ -95,6 +97,30 @@ def test_a_reader_finishes_and_is_not_renewed(rig: Rig) -> None:
     assert held == b"x" * 100
     assert node.read(place) is None
     assert state(rig) is HoldState.DRAINED
+
+
+def test_a_touch_says_what_was_not_renewed(rig: Rig) -> None:
+    """A reader hears that a drained store's memory is lent no longer, and that another generation took its place."""
+    here, there = (writer(rig, node) for node in rig.nodes)
+    rig.put(here, "a", b"x" * 100)
+    rig.put(there, "b", b"x" * 100)
+    located = Located()
+    keys = digests(["a", "absent", "b"])
+    located.add(rig.core.lookup(keys, now_ms=rig.now_ms), 3)
+
+    def renewed() -> bool:
+        answer = rig.ask(here, Kind.TOUCH, keys)
+        assert answer is not None
+        return located.renewed(0, answer)
+
+    before = renewed()
+    rig.drain("store-0")
+    drained = renewed()
+    rig.put(there, "a", b"y" * 100)
+    replaced = renewed()
+
+    assert (before, drained, replaced) == (True, False, False)
+    assert located.renewed(0, bytes(m.LOOKUP_HEAD.size))
 
 
 def test_a_pool_that_nobody_reads_waits_for_no_lease(rig: Rig) -> None:
@@ -473,6 +499,33 @@ def test_holds_survive_in_the_journal_and_its_snapshot(tmp_path: Path, rig: Rig)
 
     assert core.holds.rows() == said
     assert [hold.target for hold in core.holds.every(now_ms=rig.now_ms)] == ["store-0"]
+
+
+@pytest.mark.parametrize("change", ["restart", "fail_over"])
+def test_a_receipt_outlives_its_master(change: str) -> None:
+    """What a drain found, moved and left behind is the same after another master came, up to the last entry."""
+    rig = Rig()
+    node = rig.node()
+    rig.node()
+    rig.live(LEASE_TTL_MS)
+    conn = writer(rig, node)
+    for number in range(3):
+        rig.put(conn, f"k{number}", b"x" * 100)
+    rig.drain("store-0", migrate=True)
+    store = rig.core.stores.named("store-0")
+    assert store is not None
+    for _ in range(MIGRATED_PER_ENTRY + 1):
+        rig.core.holds.moved(store, 100)
+    rig.route()
+    rig.replicate()
+    before = rig.holds_now()["store-0"]
+
+    getattr(rig, change)()
+    after = rig.holds_now()["store-0"]
+
+    assert (before.objects_at_call, before.migrated) == (3, MIGRATED_PER_ENTRY + 1)
+    assert (after.objects_at_call, after.bytes_at_call) == (3, before.bytes_at_call)
+    assert (after.migrated, after.migrated_bytes) == (MIGRATED_PER_ENTRY, 100 * MIGRATED_PER_ENTRY)
 
 
 def test_a_drain_is_one_journal_entry(rig: Rig) -> None:

@@ -689,6 +689,20 @@ def test_beat_that_cannot_be_is_refused(populated: int) -> None:
     rig.core.check()
 
 
+def test_a_beat_tells_of_memory_on_another_numa_node() -> None:
+    """What a store's beats say of its memory is what operators see of it, until it says otherwise."""
+    rig = Rig()
+    node = rig.node()
+    beat = m.Beat(populated_bytes=1 << 20, objects=0, used_bytes=0, loop_lag_ms=0, misplaced_bytes=4_096)
+
+    rig.ask(node.conn, Kind.BEAT, wire.encode(beat))
+    (told,) = rig.core.view().stores
+    rig.ask(node.conn, Kind.BEAT, wire.encode(msgspec.structs.replace(beat, misplaced_bytes=0)))
+    (after,) = rig.core.view().stores
+
+    assert (told.misplaced_bytes, after.misplaced_bytes) == (4_096, 0)
+
+
 def test_mount_of_a_later_term_is_refused() -> None:
     """A master that lost its state grants nothing to a store that has seen a later term."""
     rig = Rig()

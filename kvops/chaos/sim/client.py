@@ -225,13 +225,13 @@ class Window:
     """``engine.Leased`` in virtual time: until when a transfer may go on, renewing its lease at half time."""
 
     def __init__(
-        self, client: ClientProcess, deadline_us: int, lease_end_us: int, digests: bytes, lease_ms: int
+        self, client: ClientProcess, deadline_us: int, lease_end_us: int, digests: bytes, located: Located
     ) -> None:
         self.client = client
         self.deadline_us = deadline_us
         self.lease_end_us = lease_end_us
         self._digests = digests
-        self._lease_ms = lease_ms
+        self._located = located
         self._renew_at = self._half()
 
     def _half(self) -> int:
@@ -245,11 +245,12 @@ class Window:
             by = min(self._half(), self.deadline_us)
             sent = self.client.us()
             try:
-                yield from self.client.ask(task, Kind.TOUCH, self._digests, by)
+                answer = yield from self.client.ask(task, Kind.TOUCH, self._digests, by)
             except Trouble:
                 pass
             else:
-                self.lease_end_us = sent + self._lease_ms * 1_000 - MARGIN_US
+                if self._located.renewed(0, answer):
+                    self.lease_end_us = sent + self._located.lease_ms * 1_000 - MARGIN_US
             self._renew_at = self._half()
         return self.end_us - self.client.us()
 
@@ -395,7 +396,7 @@ class ClientProcess(Process):
         except Trouble as trouble:
             return _all(keys, trouble.reason)
         lease_end = sent + located.lease_ms * 1_000 - MARGIN_US
-        window = Window(self, deadline, lease_end, digests, located.lease_ms)
+        window = Window(self, deadline, lease_end, digests, located)
         plan = ReadPlan(located, NAMESPACE_DEFAULT, keys)
         buffers = [memoryview(bytearray(row[2])) for row in located.rows]
         for index, buffer in enumerate(buffers):
@@ -581,7 +582,9 @@ class ClientProcess(Process):
             self._uses[link.end] = _Use(task, job=job)
             jobs.append((channel, job, slices))
         began = self.us()
-        yield from self._drive(task, [job for _, job, _ in jobs], Window(self, deadline, deadline, b"", 0))
+        yield from self._drive(
+            task, [job for _, job, _ in jobs], Window(self, deadline, deadline, b"", Located())
+        )
         for channel, job, slices in jobs:
             self._judge(channel, slices, job, began, deadline)
 

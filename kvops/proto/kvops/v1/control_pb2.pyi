@@ -272,7 +272,7 @@ class StopCheck(_message.Message):
     def __init__(self, name: _Optional[str] = ..., ok: bool = ..., text: _Optional[str] = ..., fix: _Optional[str] = ...) -> None: ...
 
 class StoreInfo(_message.Message):
-    __slots__ = ("id", "name", "host", "numa_node", "incarnation", "boot_id", "pid", "address", "unix_path", "http_address", "state", "capacity_bytes", "populated_bytes", "used_bytes", "objects", "transports")
+    __slots__ = ("id", "name", "host", "numa_node", "incarnation", "boot_id", "pid", "address", "unix_path", "http_address", "state", "capacity_bytes", "populated_bytes", "used_bytes", "objects", "transports", "misplaced_bytes")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -289,6 +289,7 @@ class StoreInfo(_message.Message):
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    MISPLACED_BYTES_FIELD_NUMBER: _ClassVar[int]
     id: int
     name: str
     host: str
@@ -305,7 +306,8 @@ class StoreInfo(_message.Message):
     used_bytes: int
     objects: int
     transports: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., numa_node: _Optional[int] = ..., incarnation: _Optional[int] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., unix_path: _Optional[str] = ..., http_address: _Optional[str] = ..., state: _Optional[_Union[StoreState, str]] = ..., capacity_bytes: _Optional[int] = ..., populated_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., objects: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+    misplaced_bytes: int
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., numa_node: _Optional[int] = ..., incarnation: _Optional[int] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., unix_path: _Optional[str] = ..., http_address: _Optional[str] = ..., state: _Optional[_Union[StoreState, str]] = ..., capacity_bytes: _Optional[int] = ..., populated_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., objects: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., misplaced_bytes: _Optional[int] = ...) -> None: ...
 
 class ClientInfo(_message.Message):
     __slots__ = ("name", "host", "pid", "connections")
