@@ -55,7 +55,6 @@ from kvops.store.model import (
     LOCATION,
     LOCATION_ROW,
     ClientInfo,
-    Digests,
     Generation,
     Hold,
     ObjectFlag,
@@ -362,10 +361,10 @@ class MasterCore:
         status = bytearray(count)
         granted: list[bytes] = []
         nothing = bytes(replicas * LOCATION_ROW.size)
-        digests = np.ascontiguousarray(rows["digest"])
-        slots = self.index.find(digests)
+        raw = rows["digest"].tobytes()
+        slots = self.objects.find(raw)
         readable = self.objects.readable(slots, now_ms=now_ms).tolist()
-        sizes, depths, raw = rows["size"].tolist(), rows["depth"].tolist(), digests.tobytes()
+        sizes, depths = rows["size"].tolist(), rows["depth"].tolist()
         order = self._placement.order(writer, self._ready(), epoch=self.stores.epoch)
         random = self.settings.placement is PlacementPolicy.RANDOM
         for row, slot in enumerate(slots.tolist()):
@@ -518,30 +517,24 @@ class MasterCore:
         self.holds.migrated(store, number=number, unmoved=unmoved, now_ms=now_ms)
 
     def _put_end(self, conn: int, body: bytes, *, now_ms: int) -> bytes:
-        rows = _rows(body, m.END_ROW, count_max=PUTS_PER_FRAME_MAX)
-        raw = np.ascontiguousarray(rows["digest"]).tobytes()
-        generations, written = rows["generation"].tolist(), rows["written"].tolist()
-        status = bytearray(len(rows))
+        ends = _ends(body)
+        status = bytearray(len(ends))
         done: list[Put] = []
-        for row, generation in enumerate(generations):
-            digest = raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
+        for row, (digest, generation, written) in enumerate(ends):
             put = self.puts.get(digest)
             if put is None or put.generation != generation:
                 # Another rank was first, or the answer was lost and this is the second time.
                 slot = self.index.find_one(digest)
-                whole = slot and written[row] and int(self.index.location["generation"][slot]) == generation
+                whole = slot and written and self.index.row(slot)[0] == generation
                 whole = whole and not all(self._is_drained(place[0]) for place in self.objects.places(slot))
                 status[row] = PutStatus.STORED if whole else PutStatus.GONE
                 continue
             self.puts.pop(put)
             kept = []
-            if put.moved_from:
-                # Removed or replaced meanwhile: the copy must not bring it back.
-                slot = self.index.find_one(digest)
-                if int(self.index.location["generation"][slot]) != put.moved_from:
-                    written[row] = 0
+            if put.moved_from and self.index.row(self.index.find_one(digest))[0] != put.moved_from:
+                written = 0  # removed or replaced meanwhile: the copy must not bring it back
             for replica, place in enumerate(put.places):
-                if place[0] and written[row] >> replica & 1 and not self._is_drained(place[0]):
+                if place[0] and written >> replica & 1 and not self._is_drained(place[0]):
                     kept.append(place)
                 elif place[0]:
                     self._release(place, put.generation, put.footprint, not_before_ms=now_ms)
@@ -567,15 +560,15 @@ class MasterCore:
             ),
             LOCATION,
         )
-        stale = self.index.find(digests)
+        stale = self.index.find_list(digests.tobytes())
         recency: dict[int, int] = {}  # of puts that are moves, by their position
-        if stale.any():  # hidden, expired, or announced while this put was under way: the newer one stays
-            for at, (put, slot) in enumerate(zip(puts, stale.tolist(), strict=True)):
+        if any(stale):  # hidden, expired, or announced while this put was under way: the newer one stays
+            for at, (put, slot) in enumerate(zip(puts, stale, strict=True)):
                 if put.moved_from:
                     recency[at] = int(self.index.touched_ms[slot])
                     put.expires_ms = self.objects.expiry(slot)
                     self._note_moved(slot)
-            self._drop(np.unique(stale[stale != 0]), now_ms=now_ms, patient=True)
+            self._drop(np.array(sorted({*stale} - {0}), np.int64), now_ms=now_ms, patient=True)
         depths = np.array([put.depth for put in puts], np.uint16)
         tenants = np.array([put.tenant for put in puts], np.uint16)
         slots = self.objects.insert(digests, locations, depths, tenants, now_ms=now_ms)
@@ -618,11 +611,10 @@ class MasterCore:
             self.journal.append(JournalEntry(JournalKind.EXPIRES, np.array(ends, EXPIRES_ROW)))
 
     def _put_revoke(self, body: bytes, *, now_ms: int) -> bytes:
-        rows = _rows(body, m.END_ROW, count_max=PUTS_PER_FRAME_MAX)
-        raw = np.ascontiguousarray(rows["digest"]).tobytes()
-        status = bytearray(len(rows))
-        for row, generation in enumerate(rows["generation"].tolist()):
-            put = self.puts.get(raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES])
+        ends = _ends(body)
+        status = bytearray(len(ends))
+        for row, (digest, generation, _) in enumerate(ends):
+            put = self.puts.get(digest)
             if put is None or put.generation != generation:
                 status[row] = PutStatus.GONE
             else:
@@ -698,7 +690,7 @@ class MasterCore:
     def _remove(self, conn: int, request: int, body: bytes, *, now_ms: int) -> bytes | None:
         """Hide keys at once; the answer follows when their nodes have cleared the slots."""
         _check_digests(body)
-        slots = self.index.find(_as_digests(body)).tolist()
+        slots = self.index.find_list(body)
         remove = _Remove(conn, request, bytearray(len(slots)), 0, now_ms + REMOVE_WAIT_MS)
         rows: dict[int, int] = {}  # slot → row; a key named twice is removed once
         waits: list[tuple[tuple[StoreId, Generation], int]] = []
@@ -707,7 +699,7 @@ class MasterCore:
             if slot == 0 or slot in rows:
                 continue
             rows[slot] = row
-            generation = Generation(int(self.index.location["generation"][slot]))
+            generation = Generation(self.index.row(slot)[0])
             for store_id, _ in self.objects.places(slot):
                 store = self.stores.get(store_id)
                 if store is not None and store.state is not StoreState.GONE:
@@ -740,17 +732,18 @@ class MasterCore:
 
         ``patient``: until then it is not even cleared.
         """
-        locations = self.index.location[slots]
-        ends = now_ms + LEASE_TTL_MS - ((now_ms - self.index.touched_ms[slots].astype(np.int64)) & U32)
-        footprints = footprint_bytes(locations["size"].astype(np.int64), chunks_of(locations["flags"]))
+        touched = self.index.touched_ms[slots].tolist()
+        ends = [now_ms + LEASE_TTL_MS - ((now_ms - at_ms) & U32) for at_ms in touched]
+        generations = self.index.location["generation"][slots].tolist()
+        footprints = self.objects.footprints(slots)
         unconfirmed = {
             store.id: store.announced[slots]
             for store in self._unconfirmed
             if store.announced is not None and not store.trusted
         }
-        columns = (locations["generation"].tolist(), footprints.tolist(), ends.tolist())
         places = self._unindex(slots)
-        for at, (held, generation, footprint, end) in enumerate(zip(places, *columns, strict=True)):
+        rows = zip(places, generations, footprints, ends, strict=True)
+        for at, (held, generation, footprint, end) in enumerate(rows):
             for place in held:
                 store = self.stores.get(place[0])
                 if store is None:
@@ -769,14 +762,14 @@ class MasterCore:
     def _drop_from(self, store: Store, slots: Slots, now_ms: int) -> None:
         """``_drop``, for objects that lie on one store alone and that nobody can hold a lease on."""
         locations = self.index.location[slots]
-        footprints = footprint_bytes(locations["size"].astype(np.int64), chunks_of(locations["flags"]))
+        footprints = self.objects.footprints(slots)
         self._unindex(slots)
         store.objects -= len(slots)
         self.stores.release_many(
             store,
             locations["generation"].tolist(),
             offsets=locations["offset"].tolist(),
-            footprints=footprints.tolist(),
+            footprints=footprints,
             not_before_ms=now_ms,
         )
 
@@ -1464,15 +1457,29 @@ def _check_digests(body: bytes) -> None:
         )
 
 
-def _as_digests(body: bytes) -> Digests:
-    return np.frombuffer(body, np.uint64).reshape(-1, 2)
-
-
 def _unpack(layout: struct.Struct, body: bytes) -> tuple[int, ...]:
     try:
         return layout.unpack_from(body)
     except struct.error as error:
         raise WireError("a request is shorter than its head", fix="") from error
+
+
+def _ends(body: bytes) -> list[tuple[bytes, Generation, int]]:
+    """
+    Digest, generation and bits of what is written, of each END row.
+
+    Raises:
+        WireError: Not a whole number of rows, or too many.
+    """
+    _check_rows(body, m.END.size, len(body), PUTS_PER_FRAME_MAX)
+    return list(m.END.iter_unpack(body))
+
+
+def _check_rows(body: bytes, row_bytes: int, rows_bytes: int, count_max: int) -> None:
+    if rows_bytes < 0 or rows_bytes % row_bytes or rows_bytes // row_bytes > count_max:
+        raise WireError(
+            f"a body of {len(body)} B holds no whole rows of {row_bytes} B, or more than {count_max}", fix=""
+        )
 
 
 def _rows(
@@ -1484,10 +1491,5 @@ def _rows(
     Raises:
         WireError: Not a whole number of rows, or too many.
     """
-    size = len(body) - start
-    if size < 0 or size % dtype.itemsize or size // dtype.itemsize > count_max:
-        raise WireError(
-            f"a body of {len(body)} B holds no whole rows of {dtype.itemsize} B, or more than {count_max}",
-            fix="",
-        )
+    _check_rows(body, dtype.itemsize, len(body) - start, count_max)
     return np.frombuffer(body, dtype, offset=start)

@@ -120,7 +120,7 @@ def term_not_raised() -> Iterator[None]:
 
     real = term.raise_term
 
-    def raise_term(state_dir: Any, at_least: int = 0) -> int:
+    def raise_term(state_dir: Any, at_least: int = 0, **_: Any) -> int:
         return term.read_term(state_dir) or real(state_dir, at_least)
 
     with (

@@ -47,6 +47,7 @@ ALWAYS: Final = 1 << 63  # a lease that nobody else can have
 TAKE_OVER_US: Final = 1_000
 COMMIT_US: Final = 2_000  # between looks whether standbys have what an operator did
 STOP_US: Final = 2_000_000
+MS_PER_MINUTE: Final = 60_000
 SILENCE_US: Final = int(SILENCE_S * 1_000_000)
 FOLLOW_US: Final = 1_000_000  # until a leader that does not answer is called again
 
@@ -236,14 +237,22 @@ class MasterProcess(Process):
             timeout_s = min(TIMEOUT_S_MAX, self._ttl_s / 4)
             self._keys = EtcdClient(self, self._etcd, timeout_us=int(timeout_s * 1_000_000))
             claim = Claim(name=self.name, term=0, address=self.name, control="", host=self.host.name)
-            self.election = Election(claim, ttl_s=self._ttl_s, term_min=terms.read_term(self.disk.directory))
+            self.election = Election(claim, ttl_s=self._ttl_s, term_min=self._last_term())
             self.world.say(self.name, "started")
         else:
-            self._lead_from_journal(terms.raise_term(self.disk.directory, at_least=1))
+            self._lead_from_journal(self._raise_term(at_least=1))
             self.world.oracle.master_leads(self)
         self._tick()
         if self.election is not None:
             self._coordinate()
+
+    def _last_term(self) -> int:
+        """As ``first_term`` has it: minutes of the wall clock where no term is kept."""
+        minutes = self.host.wall_ms(self.world.scheduler.now_us) // MS_PER_MINUTE
+        return terms.read_term(self.disk.directory) or max(0, minutes)
+
+    def _raise_term(self, *, at_least: int) -> int:
+        return terms.raise_term(self.disk.directory, at_least=at_least, first=self._last_term())
 
     def fresh_core(self, *, term: int) -> MasterCore:
         """An empty directory."""
@@ -265,7 +274,7 @@ class MasterProcess(Process):
             return 0
         seen = recovery.generation_max >> GENERATION_SEQUENCE_BITS
         if seen >= self.core.term and not self._etcd:
-            self.core.raise_term(terms.raise_term(self.disk.directory, at_least=seen + 1))
+            self.core.raise_term(self._raise_term(at_least=seen + 1))
         self.core.restore(recovery, now_ms=self.now_ms())
         return recovery.next_sequence
 
@@ -358,7 +367,7 @@ class MasterProcess(Process):
                 self.election.term_wanted = max(self.election.term_wanted, seen)
                 self._wake()
             else:
-                self.core.raise_term(terms.raise_term(self.disk.directory, at_least=seen + 1))
+                self.core.raise_term(self._raise_term(at_least=seen + 1))
 
     # Time.
 
