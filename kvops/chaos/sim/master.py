@@ -16,7 +16,7 @@ from kvops import __version__
 from kvops.chaos.sim.clock import Host
 from kvops.chaos.sim.disk import Disk, JournalModel
 from kvops.chaos.sim.etcd import EtcdClient
-from kvops.chaos.sim.net import End, Payload
+from kvops.chaos.sim.net import End, Payload, unpack
 from kvops.chaos.sim.process import Process
 from kvops.errors import KvopsError, NotLeader, Refused, WireError
 from kvops.limits import BEAT_INTERVAL_MS
@@ -31,7 +31,7 @@ from kvops.store.follower import RETRY_S, SILENCE_S
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.journal_writer import JournalWriter
 from kvops.store.master_core import TICK_MS, JournalEntry, MasterCore, MasterSettings
-from kvops.store.model import GENERATION_SEQUENCE_BITS, HoldKind
+from kvops.store.model import GENERATION_SEQUENCE_BITS, HoldKind, HoldState
 from kvops.store.replication import ACK, ENTRY, Replication
 from kvops.store.snapshot import Snapshot
 from kvops.store.standby import Standby
@@ -69,8 +69,7 @@ class Outlet:
 
     def write(self, data: bytes) -> None:
         """Send a packed frame."""
-        head = wire.unpack_header(data)
-        self._end.send(head.kind, head.request, data[wire.HEADER_BYTES :])
+        self._end.send(*unpack(data))
 
     def get_write_buffer_size(self) -> int:
         """Nothing is kept here: the stream takes everything."""
@@ -428,14 +427,15 @@ class MasterProcess(Process):
     def _write(self, conn: int, data: bytes) -> None:
         end = self._conns.get(conn)
         if end is not None:
-            head = wire.unpack_header(data)
-            self.world.oracle.master_answers(self, head.kind - 1, self.core.term)
-            end.send(head.kind, head.request, data[wire.HEADER_BYTES :])
+            kind, request, body = unpack(data)
+            self.world.oracle.master_answers(self, kind - 1, self.core.term)
+            end.send(kind, request, body)
 
     def _write_journal(self) -> None:
         entries: list[JournalEntry] = self.core.journal
         self.core.journal = []
         now = self.now_ms()
+        self.world.oracle.master_journals(entries)
         for entry in entries:
             if entry.kind == JournalKind.COMPLETE and entry.rows is not None:
                 self.world.oracle.master_completed(entry.rows)
@@ -444,6 +444,7 @@ class MasterProcess(Process):
         replication = self.replication
         if replication is not None:
             self._streams.send([(replication.append(now_ms=now), entry) for entry in entries])
+        self._note_drains(entries)
         if self._journal is None:
             return
         for entry in entries:
@@ -451,6 +452,15 @@ class MasterProcess(Process):
             self._journal.append(kind, body, count)
         if self._journal.wants_snapshot and self._snapshot is None and now >= self._snapshot_after_ms:
             self._snapshot = Snapshot(cast(JournalWriter, self._journal), self.core)
+
+    def _note_drains(self, entries: list[JournalEntry]) -> None:
+        """A drain that has migrated what it could begins in earnest, of which nobody asked hears."""
+        for entry in entries:
+            for hold in entry.holds:
+                if hold.migrate and hold.state is HoldState.DRAINING:
+                    done = self.world.drain_begins(hold.target)
+                    if done is not None:
+                        self.remembered(done)
 
     # Leading: what ``Coordinator`` and ``Master`` do.
 
@@ -667,23 +677,28 @@ class MasterProcess(Process):
 
     # Operators.
 
-    def drain(self, store: str, done: Callable[[], None]) -> None:
+    def hold(self, store: str, kind: HoldKind, done: Callable[[], None], *, migrate: bool) -> None:
         """
-        As ``kvops drain``; ``done`` once it outlives this process: standbys have it, or the journal.
+        As ``kvops drain`` or ``cordon``; ``done`` once it outlives this process: standbys have it, or the journal.
 
         Raises:
             KvopsError: It is refused.
         """
         self.core.holds.hold(
             [store],
-            HoldKind.DRAIN,
+            kind,
+            migrate=migrate,
             reason="simulated",
             owner="simulator",
             since="",
-            force=("last-store",),
+            force=("last-store",) if kind is HoldKind.DRAIN else (),
             now_ms=self.now_ms(),
         )
         self._send()
+        self.remembered(done)
+
+    def remembered(self, done: Callable[[], None]) -> None:
+        """Call once everything up to now outlives this process, if it lives that long."""
         if self._journal is not None:
             self._journal.flush()
         sequence = self.replication.sequence if self.replication is not None else 0

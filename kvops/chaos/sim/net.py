@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from xxhash import xxh3_64
 
 from kvops.chaos.sim.clock import Host, Scheduler
+from kvops.net.wire import HEADER_BYTES
 
 if TYPE_CHECKING:
     from kvops.chaos.sim.process import Process
@@ -39,6 +40,13 @@ RTO_DOUBLINGS_MAX: Final = 4
 HOSTS_MAX: Final = 1_024
 
 _TRACE: Final = Struct("<QIIHI")
+_KIND_AND_REQUEST: Final = Struct("<6xH4xI")
+
+
+def unpack(data: bytes) -> tuple[int, int, bytes]:
+    """Kind, request and body of a packed frame: what ``wire.unpack_header`` would check was packed here."""
+    kind, request = _KIND_AND_REQUEST.unpack_from(data)
+    return kind, request, data[HEADER_BYTES:]
 
 
 class Trouble:
@@ -89,14 +97,14 @@ class End:
             self._transmit((kind, request, body, payload))
 
     def _transmit(self, frame: Frame) -> None:
-        net = self.net
-        if self._held or self.route in net.cut:
+        net, route = self.net, self.route
+        if self._held or (net.cut and route in net.cut):
             if not self._held:
-                net.stalled.setdefault(self.route, []).append(self)
+                net.stalled.setdefault(route, []).append(self)
             self._held.append(frame)
             return
         scheduler = net.scheduler
-        when_us = scheduler.now_us + net.latency_us(self.route)
+        when_us = scheduler.now_us + net.latency_us(route)
         if self.process is not None:
             when_us += self.process.slow_us
         if when_us <= self._arrives_us:
@@ -147,7 +155,7 @@ class Network:
         self.cut: dict[int, int] = {}  # route → when it was cut first, for those that are cut
         self.trouble: dict[int, list[Trouble]] = {}  # by route
         self.stalled: dict[int, list[End]] = {}  # by route: ends that hold frames back
-        self.messages = 0
+        self.messages = 0  # frames that a process was given: what another one had sent, or itself to itself
         self.trace = xxh3_64()
         self._places: dict[str, Host] = {}  # where an address is, whoever listens
         self._cuts: dict[int, int] = {}  # how many faults cut a route
@@ -228,8 +236,7 @@ class Network:
         if end._dropping:
             return
         self.messages += 1
-        self.trace.update(_TRACE.pack(self.scheduler.now_us, end.id, request, kind, len(body)))
-        self.trace.update(body)
+        self.trace.update(_TRACE.pack(self.scheduler.now_us, end.id, request, kind, len(body)) + body)
         end.on_frame(end, kind, request, body, payload)
 
     def _accept(self, end: End, address: str) -> Process | None:
