@@ -48,7 +48,7 @@ FAULT_COLUMNS: Final = (Column("fault"), Column("what"))
 @click.option(
     "--calls-per-second",
     type=click.FloatRange(0.01, 1_000),
-    default=6.0,
+    default=3.0,
     show_default=True,
     help="Of each engine.",
 )

@@ -1134,7 +1134,7 @@ class MasterCore:
 
     def used_bytes(self) -> int:
         """Memory of objects that are readable or being written."""
-        return self.stores.capacity_bytes() - self.stores.free_bytes() - self.stores.releasing_bytes()
+        return self.stores.used_bytes()
 
     def _announced(self, store: Store, *, now_ms: int) -> None:
         """The announcement is whole: what the journal placed there and the node does not hold is swept."""

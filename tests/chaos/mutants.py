@@ -17,14 +17,17 @@ import numpy as np
 from kvops.chaos.sim.master import MasterProcess
 from kvops.errors import ParseError
 from kvops.store import client_core, term
+from kvops.store.client_core import PutPlan
 from kvops.store.drain import Holds
 from kvops.store.election import Campaign, Election, Members
 from kvops.store.eviction import Evictor
 from kvops.store.master_core import MasterCore
+from kvops.store.model import StoreState
+from kvops.store.mover import MovePlan
 from kvops.store.node_core import NodeCore
 from kvops.store.replication import Replication
 from kvops.store.slots import SlotState, SlotTable, _sealed
-from kvops.store.stores import StoreTable
+from kvops.store.stores import Store, StoreTable
 from kvops.transfer import layout, shm, stream
 
 Mutant = Callable[[], AbstractContextManager[object]]
@@ -251,4 +254,36 @@ def drain_forgets_hold() -> Iterator[None]:
         real(self, *args, **(more | {"remember": lambda holds: None}))
 
     with patch.object(Holds, "__init__", init):
+        yield
+
+
+@mutant
+def leaves_before_readers_end() -> Iterator[None]:
+    """A store that leaves is told that nobody reads there any more."""
+    with patch.object(MasterCore, "_leases_end_ms", lambda self, now_ms: now_ms):
+        yield
+
+
+@mutant
+def cordon_ignored() -> Iterator[None]:
+    """New objects are placed on stores that are cordoned, or about to be drained."""
+    with patch.object(Store, "takes_objects", property(lambda self: self.state is StoreState.READY)):
+        yield
+
+
+@mutant
+def copies_whatever_became_of_it() -> Iterator[None]:
+    """A copy becomes readable although its object was removed meanwhile: neither its store nor the master look."""
+    real = MasterCore._move_start
+
+    def move_start(self: MasterCore, *args: Any, **more: Any) -> bytes:
+        answer = real(self, *args, **more)
+        for put in self.puts:
+            put.moved_from = 0
+        return answer
+
+    with (
+        patch.object(MasterCore, "_move_start", move_start),
+        patch.object(MovePlan, "end_body", PutPlan.end_body),
+    ):
         yield

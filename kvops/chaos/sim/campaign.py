@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import time
 from collections import Counter
@@ -70,12 +71,22 @@ def run_seeds(
     """Each seed's result, in their order; ``jobs`` processes run them side by side."""
     jobs = min(jobs, len(seeds))
     if jobs <= 1:
-        with mutated(mutate):
-            for seed in seeds:
-                yield seed, _timed(seed, config)
+        _spare_the_collector()
+        try:
+            with mutated(mutate):
+                for seed in seeds:
+                    yield seed, _timed(seed, config)
+        finally:
+            gc.unfreeze()
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, initializer=_spare_the_collector) as pool:
         yield from pool.imap(_one, ((seed, config, mutate) for seed in seeds))
+
+
+def _spare_the_collector() -> None:
+    """What is there before the first run stays: only what runs leave needs to be looked at."""
+    gc.collect()
+    gc.freeze()
 
 
 def _one(work: tuple[int, Config, str | None]) -> tuple[int, Result]:

@@ -143,7 +143,10 @@ class Etcd:
         return a.serves and b.serves and (a is b or (there not in cut and back not in cut))
 
     def _could_lead(self, member: EtcdMember) -> bool:
-        followers = sum(self._reaches(member, other) for other in self.members.values())
+        if self._world.net.cut:
+            followers = sum(self._reaches(member, other) for other in self.members.values())
+        else:
+            followers = sum(other.serves for other in self.members.values()) if member.serves else 0
         return 2 * followers > len(self.members)
 
     def serving(self) -> EtcdMember | None:

@@ -208,6 +208,7 @@ class MasterProcess(Process):
         self._tick_due_ms = 0
         self._ticked_ms = 0
         self._streams = Streams()
+        self._handling = 0  # the kind of the frame under way
         self._beat_due_ms = 0
         self._starting = False
         self._stopping = False
@@ -329,6 +330,7 @@ class MasterProcess(Process):
 
     def _frame(self, end: End, kind: int, request: int, body: bytes, payload: Payload) -> None:
         now = self.now_ms()
+        self._handling = kind
         try:
             if now >= self.lease_until_ms:
                 self._assert_leads(now)
@@ -356,6 +358,7 @@ class MasterProcess(Process):
                 self.world.oracle.master_answers(self, kind, self.core.term)
                 end.send(kind + 1, request, answer)
         self._after_request(now)
+        self._handling = 0
 
     def _outdo(self, body: bytes) -> None:
         """A store that has seen a newer term than ours must be outdone first."""
@@ -435,7 +438,8 @@ class MasterProcess(Process):
         entries: list[JournalEntry] = self.core.journal
         self.core.journal = []
         now = self.now_ms()
-        self.world.oracle.master_journals(entries)
+        if self._handling == PUT_END:
+            self.world.oracle.puts_ended(entries)
         for entry in entries:
             if entry.kind == JournalKind.COMPLETE and entry.rows is not None:
                 self.world.oracle.master_completed(entry.rows)

@@ -160,9 +160,8 @@ class Network:
         self._places: dict[str, Host] = {}  # where an address is, whoever listens
         self._cuts: dict[int, int] = {}  # how many faults cut a route
         self._seed = rng.getrandbits(64)
-        self._rngs: dict[
-            int, Callable[[], float]
-        ] = {}  # by route: one link's luck does not depend on another's
+        # By route: its luck, which does not depend on another's, the least that a frame takes, and what varies.
+        self._links: dict[int, tuple[Callable[[], float], int, int]] = {}
         self._streams = 0
 
     def add_host(self, host: Host) -> None:
@@ -177,13 +176,13 @@ class Network:
 
     def latency_us(self, route: int) -> int:
         """How long a frame takes, with all that is wrong."""
-        random = self._rngs.get(route)
-        if random is None:
-            random = self._rngs[route] = Random(self._seed ^ route).random
-        if route // HOSTS_MAX == route % HOSTS_MAX:
-            latency = SAME_HOST_US + int(random() * SAME_HOST_US)
-        else:
-            latency = ACROSS_US + int(random() * JITTER_US)
+        link = self._links.get(route)
+        if link is None:
+            same = route // HOSTS_MAX == route % HOSTS_MAX
+            least, jitter = (SAME_HOST_US, SAME_HOST_US) if same else (ACROSS_US, JITTER_US)
+            link = self._links[route] = (Random(self._seed ^ route).random, least, jitter)
+        random, least, jitter = link
+        latency = least + int(random() * jitter)
         if self.trouble:
             for trouble in self.trouble.get(route, ()):
                 if trouble.delay_us:
@@ -272,7 +271,7 @@ class Network:
             return
         outage_us = self.scheduler.now_us - self.cut.pop(route)
         for end in self.stalled.pop(route, ()):
-            wait_us = int(self._rngs[route]() * min(outage_us, 5_000_000)) if route in self._rngs else 0
+            wait_us = int(self._links[route][0]() * min(outage_us, 5_000_000)) if route in self._links else 0
             self.scheduler.at(self.scheduler.now_us + wait_us, self._retransmit, end)
 
     def _retransmit(self, end: End) -> None:

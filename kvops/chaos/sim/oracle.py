@@ -216,8 +216,8 @@ class Oracle:
                 ):
                     raise Violation("leases", f"{key} ({generation:#x}) was evicted while a reader held it")
 
-    def master_journals(self, entries: Sequence[JournalEntry]) -> None:
-        """What a master carried out in one go: where a copy has become readable its source went away with it."""
+    def puts_ended(self, entries: Sequence[JournalEntry]) -> None:
+        """What a PUT_END did: where a copy has become readable its source went away with it."""
         gone: set[int] = set()
         for entry in entries:
             if entry.rows is None or entry.kind not in (JournalKind.GONE, JournalKind.COMPLETE):
