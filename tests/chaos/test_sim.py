@@ -73,7 +73,6 @@ BEHIND = replace(
     faults=("net.partition", "process.kill"),
     roles=("leader", "master"),
 )
-UNINFORMED = replace(BEHIND, faults_per_s=5, faults=("store.drain_under_load", "process.kill"))
 SHORT_ELECTIONS = Config(masters=3, stores=3, clients=3, duration_ms=3_000, faults_per_s=1.5)
 
 DRAINS = Config(
@@ -130,7 +129,7 @@ CASES = {
     "drain-forgets-hold": DRAINS,
     "acknowledged-before-replicated": LAGS,
     "leads-past-its-lease": ISOLATED,
-    "laggards-campaign": UNINFORMED,
+    "laggards-campaign": BEHIND,
     "term-not-raised-in-etcd": BEHIND,
     "leaves-before-readers-end": LEAVES,
     "cordon-ignored": CORDONS,

@@ -202,6 +202,9 @@ class Etcd:
             self._late.append(lambda: self._commit(member, op, done))
             return
         result = carry_out(op, self.keys, now_ms=leader.now_ms())
+        if isinstance(op, Campaign) and result is True:
+            # The transaction has compared the revision: what it had seen was so.
+            self._world.oracle.elected(op.claim.name, op.seen.members)
         if member.alive and self._reaches(member, leader):
             done(result)
 

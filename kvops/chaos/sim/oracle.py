@@ -4,7 +4,8 @@ What must hold, whatever goes wrong: told of all that clients hear and of all th
 The cheap rules are checked as things happen, those that walk everything now and then and when all is quiet:
 
 ====================  ==========================================================================================
-``one leader``        no two masters answer a mutation in one term, and none after a later term's has
+``one leader``        no two masters answer a mutation in one term, and none after a later term's has; nobody is
+                      elected who is not in the in-sync set
 ``generations``       no generation is granted twice
 ``no other bytes``    a hit holds exactly the bytes that the put of that generation wrote
 ``no resurrection``   once a remove has returned, no later lookup names what it removed
@@ -36,6 +37,7 @@ from kvops.chaos.sim.clock import Violation
 from kvops.limits import DIGEST_BYTES, LEASE_MARGIN_MS
 from kvops.net.wire import Kind
 from kvops.store.client_core import Located
+from kvops.store.election import Members
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests
 from kvops.store.master_core import JournalEntry, MasterCore
@@ -128,6 +130,13 @@ class Oracle:
             self._keys[digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]] = key
 
     # Masters.
+
+    def elected(self, name: str, members: Members | None) -> None:
+        """A campaign was won, when etcd held these members."""
+        if members is not None and name not in members.names:
+            raise Violation(
+                "one leader", f"{name} is elected, and only {', '.join(members.names)} had everything"
+            )
 
     def master_leads(self, master: MasterProcess) -> None:
         """A master begins to serve."""
