@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,7 +48,7 @@ FAULT_COLUMNS: Final = (Column("fault"), Column("what"))
 @click.option(
     "--calls-per-second",
     type=click.FloatRange(0.01, 1_000),
-    default=6.0,
+    default=3.0,
     show_default=True,
     help="Of each engine.",
 )
@@ -60,7 +61,9 @@ FAULT_COLUMNS: Final = (Column("fault"), Column("what"))
 )
 @click.option("--fault", "faults", multiple=True, metavar="NAME", help="Only these faults; may be repeated.")
 @click.option("--list-faults", is_flag=True, help="Name the faults, and end.")
-@click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 64), show_default="one a processor", help="Seeds that run side by side."
+)
 @click.option("--no-shrink", is_flag=True, help="Do not look for a smaller failing run.")
 @click.option("--mutate", metavar="NAME", help="Break the code on purpose first; only in a source checkout.")
 @click.pass_obj
@@ -76,7 +79,7 @@ def command(
     faults_per_second: float,
     faults: tuple[str, ...],
     list_faults: bool,
-    jobs: int,
+    jobs: int | None,
     no_shrink: bool,
     mutate: str | None,
 ) -> int:
@@ -116,7 +119,9 @@ def command(
     failures: list[Failure] = []
     began = time.monotonic()
     with Progress(settings, "sim", total=seeds) as progress:
-        for number, result in run_seeds(range(seed, seed + seeds), config, mutate=mutate, jobs=jobs):
+        for number, result in run_seeds(
+            range(seed, seed + seeds), config, mutate=mutate, jobs=jobs or _cpus()
+        ):
             tally.add(number, result)
             progress.advance(1, f"{len(tally.failed)} failed")
             if result.violation is not None:
@@ -131,8 +136,10 @@ def command(
         "seeds": tally.seeds,
         "failed": sorted(tally.failed),
         "messages": tally.messages,
+        "messages_per_cpu_s": tally.messages_per_s,
         "simulated_s": round(tally.simulated_us / 1_000_000, 3),
         "took_s": round(took_s, 3),
+        "cpu_s": round(tally.cpu_s, 3),
         "calls": tally.calls,
         "evicted": tally.evicted,
         "outcomes": dict(tally.outcomes.most_common()),
@@ -149,6 +156,10 @@ def command(
         )
         out.line(out.style(verdict, fg="red" if tally.failed else "green", bold=True))
     return 1 if tally.failed else 0
+
+
+def _cpus() -> int:
+    return min(len(os.sched_getaffinity(0)), 64)
 
 
 def _chosen(names: tuple[str, ...], known: dict[str, str]) -> tuple[str, ...]:

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvops.errors import WireError
-from kvops.limits import DIGEST_BYTES, KEYS_PER_FRAME_MAX
+from kvops.limits import DIGEST_BYTES, KEYS_PER_FRAME_MAX, PUTS_PER_FRAME_MAX
+from kvops.store import messages as m
+from kvops.store.model import Generation
 
 
 def check_digests(body: bytes) -> None:
@@ -47,10 +49,23 @@ def rows_of(
     Raises:
         WireError: Not a whole number of rows, or too many.
     """
-    size = len(body) - start
-    if size < 0 or size % dtype.itemsize or size // dtype.itemsize > count_max:
-        raise WireError(
-            f"a body of {len(body)} B holds no whole rows of {dtype.itemsize} B, or more than {count_max}",
-            fix="",
-        )
+    _check_rows(body, dtype.itemsize, len(body) - start, count_max)
     return np.frombuffer(body, dtype, offset=start)
+
+
+def ends_of(body: bytes) -> list[tuple[bytes, Generation, int]]:
+    """
+    Digest, generation and bits of what is written, of each END row.
+
+    Raises:
+        WireError: Not a whole number of rows, or too many.
+    """
+    _check_rows(body, m.END.size, len(body), PUTS_PER_FRAME_MAX)
+    return list(m.END.iter_unpack(body))
+
+
+def _check_rows(body: bytes, row_bytes: int, rows_bytes: int, count_max: int) -> None:
+    if rows_bytes < 0 or rows_bytes % row_bytes or rows_bytes // row_bytes > count_max:
+        raise WireError(
+            f"a body of {len(body)} B holds no whole rows of {row_bytes} B, or more than {count_max}", fix=""
+        )

@@ -20,7 +20,15 @@ from kvops.net.wire import Kind
 from kvops.store import messages as m
 from kvops.store.keys import key_digest
 from kvops.store.messages import PutStatus
-from kvops.store.model import LOCATION, ObjectFlag, Outcome, PutOptions, Reason, StoreInfo, chunk_of
+from kvops.store.model import (
+    LOCATION_ROW,
+    ObjectFlag,
+    Outcome,
+    PutOptions,
+    Reason,
+    StoreInfo,
+    chunk_of,
+)
 from kvops.store.trail import Place
 from kvops.transfer.layout import chunk_span
 from kvops.transfer.model import ReadSlice, SliceState, WriteSlice
@@ -60,10 +68,11 @@ class Located:
         """Take in the answer to ``count`` digests."""
         self.epoch, self.lease_ms, further_count, _ = m.LOOKUP_HEAD.unpack_from(answer)
         if further_count:
-            start = m.LOOKUP_HEAD.size + count * LOCATION.itemsize
+            start = m.LOOKUP_HEAD.size + count * LOCATION_ROW.size
             for index, _, place in np.frombuffer(answer, m.EXTRA, further_count, start).tolist():
                 self.further.setdefault(len(self.rows) + index, []).append((place[3], place[1]))
-        self.rows += np.frombuffer(answer, LOCATION, count, m.LOOKUP_HEAD.size).tolist()
+        rows = answer[m.LOOKUP_HEAD.size : m.LOOKUP_HEAD.size + count * LOCATION_ROW.size]
+        self.rows += LOCATION_ROW.iter_unpack(rows)
 
     def renewed(self, first: int, answer: bytes) -> bool:
         """
@@ -298,16 +307,17 @@ class PutPlan:
     def start_body(self) -> bytes:
         """The body of its first request, a ``start_kind``."""
         options = self._options
-        rows = np.zeros(len(self._keys), m.PUT_ROW)
-        rows["digest"] = np.frombuffer(self._digests, np.uint64).reshape(-1, 2)
-        rows["size"] = [self._part[1]] if self._part else [len(view) for view in self._views]
-        rows["depth"] = self._depths
+        sizes = [self._part[1]] if self._part else [len(view) for view in self._views]
+        rows = [
+            m.PUT.pack(self._digest(index), size, depth, 0)
+            for index, (size, depth) in enumerate(zip(sizes, self._depths, strict=True))
+        ]
         flags = (
             (ObjectFlag.SOFT_PIN if options.soft_pin else 0)
             | (ObjectFlag.HARD_PIN if options.hard_pin else 0)
             | (ObjectFlag.PARTS if self._part else 0)
         )
-        return m.PUT_HEAD.pack(options.replicas, flags, options.tenant, 0, options.ttl_ms) + rows.tobytes()
+        return m.PUT_HEAD.pack(options.replicas, flags, options.tenant, 0, options.ttl_ms) + b"".join(rows)
 
     def started(self, answer: bytes) -> tuple[int, set[int]]:
         """Take in the answer; returns the view's epoch, and the ids of the stores that were granted."""
@@ -315,7 +325,8 @@ class PutPlan:
         epoch, replicas = m.PUT_REPLY_HEAD.unpack_from(answer)
         statuses = answer[m.PUT_REPLY_HEAD.size : m.PUT_REPLY_HEAD.size + count]
         start = m.PUT_REPLY_HEAD.size + count + -count % 8
-        rows = np.frombuffer(answer, LOCATION, count * replicas, start).tolist()
+        end = start + count * replicas * LOCATION_ROW.size
+        rows = list(LOCATION_ROW.iter_unpack(answer[start:end]))
         for index, status in enumerate(statuses):
             self.outcomes[index] = _PUT_OUTCOMES.get(status, MISS)  # type: ignore[call-overload]
             if status != PutStatus.GRANTED:
@@ -327,12 +338,15 @@ class PutPlan:
             self._grants.append(grant)
         return epoch, {piece.store for grant in self._grants for piece in grant.slices}
 
+    def _digest(self, index: int) -> bytes:
+        return self._digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+
     def _slice(self, index: int, row: tuple[int, int, int, int, int]) -> WriteSlice:
         """What goes to one location."""
         generation, offset, size, store, flags = row
         return WriteSlice(
             store,
-            self._digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES],
+            self._digest(index),
             key_digest(self._namespace, self._keys[index]),
             self._texts[index],
             generation,

@@ -10,11 +10,13 @@ An object owns a *slot*, a position in flat arrays that never move. A table of b
     record, 32 B   │ hi │ generation │ offset │ size, store, flags │             half a cache line
     beside it      │ touched_ms │    │ lo │    │ depth │    │ tenant │          lookups need the first only
 
-A batch is looked up with a dozen numpy calls, whatever its length: take the buckets, compare seven tags,
-turn the one matching byte into its position by a multiplication (none: the 0 before the slots), take the
-slot, take its record, compare ``hi``, set ``touched_ms`` (recency and lease at once) and copy the locations
-out of the records. So tag, bucket and ``hi`` must agree, at least 106 bits of 128 (74 if the tag is 0). Keys
-that somebody made to collide are caught by the reader, who compares a cryptographic digest of the whole key.
+A batch is looked up with a dozen numpy calls, whatever its length (up to four keys, one by one without
+numpy, whose fixed cost would be most of theirs): take the buckets, compare seven tags, turn the one
+matching byte into its position by a multiplication (none: the 0 before the slots), take the slot, take
+its record, compare ``hi``, set ``touched_ms`` (recency and lease at once) and copy the locations out of
+the records. So tag, bucket and ``hi`` must agree, at least 106 bits of 128 (74 if the tag is 0). Keys
+that somebody made to collide are caught by the reader, who compares a cryptographic digest of the whole
+key.
 
 *Chains.* A key whose bucket is full or holds the same tag already, or whose tag is 0 (free entries look
 like that), goes to its bucket's chain of slots. Chains are kept in two dicts of ints, which the cyclic
@@ -42,7 +44,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from kvops.errors import NoSpace, UsageError
 from kvops.limits import DIGEST_BYTES, STORE_COUNT_MAX
-from kvops.store.model import LOCATION, Digests, Locations, Slots
+from kvops.store.model import LOCATION, LOCATION_ROW, Digests, Locations, Slots
 from kvops.store.pages import address_of, populate
 
 assert sys.byteorder == "little", "the arrays' bytes go to the wire as they are"
@@ -287,6 +289,9 @@ class ObjectIndex:
     def exists(self, digests: bytes | memoryview) -> bytes:
         """One byte a key, 1 where it could be read; grants nothing and touches nothing."""
         assert len(digests) % DIGEST_BYTES == 0, "whole digests"
+        if len(digests) <= SCALAR_MAX * DIGEST_BYTES:
+            slots = self.find_list(digests)
+            return bytes([slot != 0 and not self.hidden[self.row(slot)[3]] for slot in slots])
         parts = []
         step = BATCH_MAX * DIGEST_BYTES
         for at in range(0, len(digests), step):
@@ -298,6 +303,8 @@ class ObjectIndex:
 
     def find(self, digests: Digests) -> Slots:
         """Slots of the keys, 0 where absent; no side effect. A key may appear twice."""
+        if len(digests) <= SCALAR_MAX:
+            return np.array(self.find_list(digests.tobytes()), dtype=np.int64)
         data = np.ascontiguousarray(digests, dtype=np.uint64)
         found: Slots = np.empty(len(data), dtype=np.int64)
         for at in range(0, len(data), BATCH_MAX):
@@ -305,6 +312,18 @@ class ObjectIndex:
             work = self._find_batch(part.reshape(-1).view(np.uint8).data)
             found[at : at + BATCH_MAX] = work.slot
         return found
+
+    def find_list(self, digests: bytes | memoryview) -> list[int]:
+        """``find`` for keys end to end, 16 B each, as plain numbers."""
+        if len(digests) <= SCALAR_MAX * DIGEST_BYTES:
+            starts = range(0, len(digests), DIGEST_BYTES)
+            return [self.find_one(digests[at : at + DIGEST_BYTES]) for at in starts]
+        found: list[int] = self.find(np.frombuffer(digests, np.uint64).reshape(-1, 2)).tolist()
+        return found
+
+    def row(self, slot: int) -> tuple[int, int, int, int, int]:
+        """Generation, offset, size, store and flags of one slot: its ``LOCATION`` as plain numbers."""
+        return LOCATION_ROW.unpack_from(self._record_bytes, slot * _RECORD_BYTES + 8)
 
     def find_one(self, digest: bytes | memoryview) -> int:
         """One key's slot, 0 where absent, without numpy's fixed cost a call."""
@@ -325,6 +344,10 @@ class ObjectIndex:
         if self._table_words[(start >> 2) + _CHAINED]:
             return self._chain_find(bucket, lo, hi)
         return 0
+
+    def digest(self, slot: int) -> bytes:
+        """The digest under which one slot is found."""
+        return _WORDS.pack(self._lo_words[slot], self._record_words[slot * (_RECORD_BYTES // 8)])
 
     def digests(self, slots: Slots) -> Digests:
         """The digests under which these slots are found, shape ``[slots, 2]``."""
@@ -423,27 +446,44 @@ class ObjectIndex:
                 fix="raise objects_max and restart the master, or lower eviction_high_watermark",
             )
         slots = self._slots_take(count)
-        digests = np.ascontiguousarray(digests, dtype=np.uint64)
-        self._lo[slots] = digests[:, 0]
-        self._records[slots, 0] = digests[:, 1]
-        self.location[slots] = locations
+        if count <= SCALAR_MAX:
+            self._enter_each(slots, digests.tobytes(), locations.tobytes())
+        else:
+            digests = np.ascontiguousarray(digests, dtype=np.uint64)
+            self._lo[slots] = digests[:, 0]
+            self._records[slots, 0] = digests[:, 1]
+            self.location[slots] = locations
         self.depth[slots] = depth
         self.tenant[slots] = tenant
         self.touched_ms[slots] = touched_ms
+        if count <= SCALAR_MAX:
+            for slot in slots.tolist():
+                self._place(slot)
+            self._pay_splits(count)
+            return slots
         for at in range(0, count, BATCH_MAX):
             part = slots[at : at + BATCH_MAX]
-            if len(part) <= SCALAR_MAX:
-                for slot in part.tolist():
-                    self._place(slot)
-            else:
-                self._place_batch(part, digests[at : at + BATCH_MAX])
+            self._place_batch(part, digests[at : at + BATCH_MAX])
             self._pay_splits(len(part))
         return slots
+
+    def _enter_each(self, slots: Slots, digests: bytes, locations: bytes) -> None:
+        """Write a few records one by one."""
+        for number, slot in enumerate(slots.tolist()):
+            lo, hi = _WORDS.unpack_from(digests, number * DIGEST_BYTES)
+            self._lo_words[slot] = lo
+            self._record_words[slot * (_RECORD_BYTES // 8)] = hi
+            at, row = slot * _RECORD_BYTES + 8, number * LOCATION_BYTES
+            self._record_bytes[at : at + LOCATION_BYTES] = locations[row : row + LOCATION_BYTES]
 
     def remove(self, slots: Slots) -> None:
         """Forget these objects: distinct slots in use. Their locations become zeros (store 0)."""
         count = len(slots)
-        if not count:
+        if count <= SCALAR_MAX:
+            each = slots.tolist()
+            assert len(set(each)) == count, "a slot twice"
+            for slot in each:
+                self._remove_one(slot)
             return
         assert np.count_nonzero(slots) == count, "slot 0 is nobody's"
         order = np.arange(count, dtype=np.uint32)
@@ -470,6 +510,28 @@ class ObjectIndex:
         self._records[slots] = 0
         self._free[self._free_count : self._free_count + count] = slots
         self._free_count += count
+        self._free_count_max = max(self._free_count_max, self._free_count)
+
+    def _remove_one(self, slot: int) -> None:
+        """Forget one object."""
+        assert slot, "slot 0 is nobody's"
+        lo = self._lo_words[slot]
+        bucket = lo & self._mask
+        if bucket >= self._buckets:
+            bucket -= self._low
+        row = _BUCKET.unpack_from(self._table_bytes, bucket * BUCKET_BYTES)
+        if slot in row[_SLOTS:]:
+            at = bucket * _BUCKET_WORDS + row.index(slot, _SLOTS)
+            self._table_words[at - _SLOTS] = 0
+            self._table_words[at] = 0
+        else:
+            self._chain_remove(bucket, slot)
+        if row[_CHAINED]:
+            self._chain_place_again(bucket)
+        at = slot * _RECORD_BYTES
+        self._record_bytes[at : at + _RECORD_BYTES] = bytes(_RECORD_BYTES)
+        self._free[self._free_count] = slot
+        self._free_count += 1
         self._free_count_max = max(self._free_count_max, self._free_count)
 
     def maintain(self, budget: int) -> bool:
@@ -537,6 +599,12 @@ class ObjectIndex:
                 assert tag == 0 or tag in live[bucket, :_ENTRIES] or entries[bucket].all(), "room was left"
 
     def _slots_take(self, count: int) -> Slots:
+        if count == 1:
+            if not self._free_count:
+                self.slots_used += 1
+                return np.array([self.slots_used - 1], dtype=np.int64)
+            self._free_count -= 1
+            return self._free[self._free_count : self._free_count + 1].astype(np.int64)
         reused = min(count, self._free_count)
         slots: Slots = np.empty(count, dtype=np.int64)
         slots[:reused] = self._free[self._free_count - reused : self._free_count]

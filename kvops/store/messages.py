@@ -52,7 +52,8 @@ PUT_HEAD: Final = struct.Struct("<HHHHI")
 """Replicas, ObjectFlag, tenant, reserved, TTL in ms."""
 
 PUT_ROW: Final = np.dtype([("digest", "<u8", (2,)), ("size", "<u4"), ("depth", "<u2"), ("reserved", "<u2")])
-assert PUT_ROW.itemsize == 24
+PUT: Final = struct.Struct("<16sIHH")  # the same, for one row
+assert PUT_ROW.itemsize == PUT.size == 24
 
 PUT_REPLY_HEAD: Final = struct.Struct("<II")
 """View epoch, replicas; then ``n`` PutStatus bytes, zeros up to a multiple of 8, ``n * replicas`` LOCATIONs."""

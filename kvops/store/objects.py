@@ -14,11 +14,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvops.limits import LEASE_TTL_MS
+from kvops.limits import DIGEST_BYTES, LEASE_TTL_MS
 from kvops.store import messages as m
-from kvops.store.index import ObjectIndex
+from kvops.store.index import SCALAR_MAX, ObjectIndex
 from kvops.store.lease import MS32_MASK, ages_ms
-from kvops.store.model import LOCATION, Digests, Locations, ObjectFlag, Slots, StoreId
+from kvops.store.model import LOCATION, Digests, Locations, ObjectFlag, Slots, StoreId, chunk_of, chunks_of
+from kvops.transfer.layout import footprint_bytes
 
 SPECIAL: Final = ObjectFlag.HAS_TTL | ObjectFlag.REPLICATED
 """Flags of objects of which the index does not know everything."""
@@ -63,21 +64,31 @@ class Objects:
 
     def _lookup_special(self, digests: bytes, rows: bytes, *, now_ms: int) -> tuple[bytes, bytes]:
         """Another replica for one on a hidden store, a miss for an expired object."""
+        special = self._special(digests)
+        if not special:
+            return rows, b""
         locations = np.frombuffer(rows, LOCATION).copy()
         extras: list[tuple[int, int, tuple[int, int, int, int, int]]] = []
-        slots = self.find(digests)
-        for row in np.flatnonzero(self.index.location["flags"][slots] & SPECIAL).tolist():
-            slot = int(slots[row])
+        for row, slot in special:
             places = self.readable_places(slot, now_ms=now_ms)
             if not places:
                 locations[row] = 0
                 continue
             self.index.touched_ms[slot] = now_ms & MS32_MASK
             self.index.hits_total += not int(locations["store"][row])
-            generation, _, size, _, flags = self.index.location[slot].tolist()
+            generation, _, size, _, flags = self.index.row(slot)
             locations[row] = (generation, places[0][1], size, places[0][0], flags)
             extras += [(row, 0, (generation, offset, size, store, flags)) for store, offset in places[1:]]
         return locations.tobytes(), np.array(extras, m.EXTRA).tobytes()
+
+    def _special(self, digests: bytes) -> list[tuple[int, int]]:
+        """Which of these keys, by row, are objects that have something beside the index; and their slots."""
+        if len(digests) <= SCALAR_MAX * DIGEST_BYTES:
+            each = enumerate(self.index.find_list(digests))
+            return [(row, slot) for row, slot in each if self.index.row(slot)[4] & SPECIAL]
+        slots = self.find(digests)
+        at = np.flatnonzero(self.index.location["flags"][slots] & SPECIAL)
+        return list(zip(at.tolist(), slots[at].tolist(), strict=True))
 
     def touch(self, digests: bytes, *, now_ms: int) -> bytes:
         """
@@ -125,19 +136,36 @@ class Objects:
         """Slots of the keys, readable or not; 0 where absent."""
         return self.index.find(np.frombuffer(digests, np.uint64).reshape(-1, 2))
 
+    def footprints(self, slots: Slots) -> list[int]:
+        """Bytes that one replica of each object takes in its store."""
+        if len(slots) <= SCALAR_MAX:
+            rows = [self.index.row(slot) for slot in slots.tolist()]
+            return [footprint_bytes(size, chunk_of(flags)) for _, _, size, _, flags in rows]
+        locations = self.index.location[slots]
+        sizes, chunks = locations["size"].astype(np.int64), chunks_of(locations["flags"])
+        footprints: list[int] = footprint_bytes(sizes, chunks).tolist()
+        return footprints
+
     def places(self, slot: int) -> list[Place]:
         """Where every replica of an object lies."""
-        row = self.index.location[slot]
-        return [(StoreId(int(row["store"])), int(row["offset"])), *self._further.get(slot, ())]
+        _, offset, _, store, _ = self.index.row(slot)
+        first = (StoreId(store), offset)
+        return [first, *self._further[slot]] if slot in self._further else [first]
 
     def readable_places(self, slot: int, *, now_ms: int) -> list[Place]:
         """Those on stores that are not hidden; none once it has expired."""
         if slot == 0 or self._expires.get(slot, now_ms + 1) <= now_ms:
             return []
-        return [place for place in self.places(slot) if not self._hidden[place[0]]]
+        places = self.places(slot)
+        return (
+            [place for place in places if not self._hidden[place[0]]] if self.index.hidden_count else places
+        )
 
     def readable(self, slots: Slots, *, now_ms: int) -> NDArray[np.bool_]:
         """Which of these slots (0: none) hold an object that may be read."""
+        if len(slots) <= SCALAR_MAX:
+            each = [bool(self.readable_places(slot, now_ms=now_ms)) for slot in slots.tolist()]
+            return np.array(each, np.bool_)
         readable: NDArray[np.bool_] = ~self._hidden[self.index.location["store"][slots]] & (slots != 0)
         if self._further or self._expires:
             special = self.index.location["flags"][slots] & SPECIAL
@@ -217,6 +245,8 @@ class Objects:
             first = np.zeros(len(rows), np.bool_)
             first[np.unique(digests, axis=0, return_index=True)[1]] = True
             fresh &= first
+        elif fresh.all():  # what a standby is told most often
+            return rows, self.insert(digests, rows["location"], rows["depth"], rows["tenant"], now_ms=now_ms)
         part = rows[fresh]
         slots = self.insert(
             np.ascontiguousarray(part["digest"]),
@@ -288,11 +318,16 @@ class Objects:
 
     def forget(self, slots: Slots) -> list[list[Place]]:
         """Drop objects; where the replicas of each lay."""
-        locations = self.index.location[slots]
-        places = [
-            [place] for place in zip(locations["store"].tolist(), locations["offset"].tolist(), strict=True)
-        ]
-        for at in np.flatnonzero(locations["flags"] & SPECIAL).tolist():
+        if len(slots) <= SCALAR_MAX:
+            each = [self.index.row(slot) for slot in slots.tolist()]
+            places = [[(StoreId(store), offset)] for _, offset, _, store, _ in each]
+            special = [at for at, row in enumerate(each) if row[4] & SPECIAL]
+        else:
+            locations = self.index.location[slots]
+            stores, offsets = locations["store"].tolist(), locations["offset"].tolist()
+            places = [[place] for place in zip(stores, offsets, strict=True)]
+            special = np.flatnonzero(locations["flags"] & SPECIAL).tolist()
+        for at in special:
             slot = int(slots[at])
             places[at] += self._further.pop(slot, [])
             when_ms = self._expires.pop(slot, None)
@@ -314,5 +349,8 @@ class Objects:
 
 def with_ttl(rows: NDArray[np.void], slots: Slots) -> list[tuple[int, int]]:
     """Slot and generation of those of these objects, given as COMPLETE_ROW, that have a TTL."""
-    some = np.flatnonzero(rows["location"]["flags"] & ObjectFlag.HAS_TTL)
+    flags = rows["location"]["flags"] & ObjectFlag.HAS_TTL
+    if not flags.any():
+        return []
+    some = np.flatnonzero(flags)
     return list(zip(slots[some].tolist(), rows["location"]["generation"][some].tolist(), strict=True))

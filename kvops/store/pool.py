@@ -52,17 +52,18 @@ class Pool:
 
         ``patient``: until then it is not even cleared.
         """
-        locations = self.index.location[slots]
-        ends = now_ms + LEASE_TTL_MS - ((now_ms - self.index.touched_ms[slots].astype(np.int64)) & MS32_MASK)
-        footprints = footprint_bytes(locations["size"].astype(np.int64), chunks_of(locations["flags"]))
+        touched = self.index.touched_ms[slots].tolist()
+        ends = [now_ms + LEASE_TTL_MS - ((now_ms - at_ms) & MS32_MASK) for at_ms in touched]
+        generations = self.index.location["generation"][slots].tolist()
+        footprints = self.objects.footprints(slots)
         unconfirmed = {
             store.id: store.announced[slots]
             for store in self._unconfirmed
             if store.announced is not None and not store.trusted
         }
-        columns = (locations["generation"].tolist(), footprints.tolist(), ends.tolist())
         places = self.unindex(slots)
-        for at, (held, generation, footprint, end) in enumerate(zip(places, *columns, strict=True)):
+        rows = zip(places, generations, footprints, ends, strict=True)
+        for at, (held, generation, footprint, end) in enumerate(rows):
             for place in held:
                 store = self.stores.get(place[0])
                 if store is None:
@@ -81,14 +82,14 @@ class Pool:
     def drop_lone(self, store: Store, slots: Slots, *, now_ms: int) -> None:
         """``drop``, for objects that lie on one store alone and that nobody can hold a lease on."""
         locations = self.index.location[slots]
-        footprints = footprint_bytes(locations["size"].astype(np.int64), chunks_of(locations["flags"]))
+        footprints = self.objects.footprints(slots)
         self.unindex(slots)
         store.objects -= len(slots)
         self.stores.release_many(
             store,
             locations["generation"].tolist(),
             offsets=locations["offset"].tolist(),
-            footprints=footprints.tolist(),
+            footprints=footprints,
             not_before_ms=now_ms,
         )
 
@@ -145,7 +146,7 @@ class Pool:
 
     def used_bytes(self) -> int:
         """Memory of objects that are readable or being written."""
-        return self.stores.capacity_bytes() - self.stores.free_bytes() - self.stores.releasing_bytes()
+        return self.stores.used_bytes()
 
     # Stores that have not told yet what they hold.
 

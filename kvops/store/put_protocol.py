@@ -15,7 +15,7 @@ from kvops.errors import WireError
 from kvops.limits import DIGEST_BYTES, OBJECT_BYTES_MAX, PROCESSING_MAX, PUTS_PER_FRAME_MAX, REPLICAS_MAX
 from kvops.store import messages as m
 from kvops.store.awake import AwakeClock
-from kvops.store.bodies import rows_of, unpack_head
+from kvops.store.bodies import ends_of, rows_of, unpack_head
 from kvops.store.drain import Holds
 from kvops.store.generations import Generations
 from kvops.store.journal import COMPLETE, COMPLETE_ROW, EXPIRES_ROW
@@ -69,10 +69,10 @@ class PutProtocol:
         status = bytearray(count)
         granted: list[bytes] = []
         nothing = bytes(replicas * LOCATION_ROW.size)
-        digests = np.ascontiguousarray(rows["digest"])
-        slots = self._index.find(digests)
+        raw = rows["digest"].tobytes()
+        slots = self._objects.find(raw)
         readable = self._objects.readable(slots, now_ms=now_ms).tolist()
-        sizes, depths, raw = rows["size"].tolist(), rows["depth"].tolist(), digests.tobytes()
+        sizes, depths = rows["size"].tolist(), rows["depth"].tolist()
         order = self._placer.order(writer)
         for row, slot in enumerate(slots.tolist()):
             granted.append(nothing)
@@ -211,30 +211,24 @@ class PutProtocol:
 
     def end(self, body: bytes, *, now_ms: int) -> bytes:
         """Puts whose writers are done become readable, with the replicas that were written."""
-        rows = rows_of(body, m.END_ROW, count_max=PUTS_PER_FRAME_MAX)
-        raw = np.ascontiguousarray(rows["digest"]).tobytes()
-        generations, written = rows["generation"].tolist(), rows["written"].tolist()
-        status = bytearray(len(rows))
+        ends = ends_of(body)
+        status = bytearray(len(ends))
         done: list[Put] = []
-        for row, generation in enumerate(generations):
-            digest = raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES]
+        for row, (digest, generation, written) in enumerate(ends):
             put = self._puts.get(digest)
             if put is None or put.generation != generation:
                 # Another rank was first, or the answer was lost and this is the second time.
                 slot = self._index.find_one(digest)
-                whole = slot and written[row] and int(self._index.location["generation"][slot]) == generation
+                whole = slot and written and self._index.row(slot)[0] == generation
                 whole = whole and not all(self._is_drained(place[0]) for place in self._objects.places(slot))
                 status[row] = PutStatus.STORED if whole else PutStatus.GONE
                 continue
             self._puts.pop(put)
             kept = []
-            if put.moved_from:
-                # Removed or replaced meanwhile: the copy must not bring it back.
-                slot = self._index.find_one(digest)
-                if int(self._index.location["generation"][slot]) != put.moved_from:
-                    written[row] = 0
+            if put.moved_from and self._index.row(self._index.find_one(digest))[0] != put.moved_from:
+                written = 0  # removed or replaced meanwhile: the copy must not bring it back
             for replica, place in enumerate(put.places):
-                if place[0] and written[row] >> replica & 1 and not self._is_drained(place[0]):
+                if place[0] and written >> replica & 1 and not self._is_drained(place[0]):
                     kept.append(place)
                 elif place[0]:
                     self._pool.release(place, put.generation, put.footprint, not_before_ms=now_ms)
@@ -260,15 +254,15 @@ class PutProtocol:
             ),
             LOCATION,
         )
-        stale = self._index.find(digests)
+        stale = self._index.find_list(digests.tobytes())
         recency: dict[int, int] = {}  # of puts that are moves, by their position
-        if stale.any():  # hidden, expired, or announced while this put was under way: the newer one stays
-            for at, (put, slot) in enumerate(zip(puts, stale.tolist(), strict=True)):
+        if any(stale):  # hidden, expired, or announced while this put was under way: the newer one stays
+            for at, (put, slot) in enumerate(zip(puts, stale, strict=True)):
                 if put.moved_from:
                     recency[at] = int(self._index.touched_ms[slot])
                     put.expires_ms = self._objects.expiry(slot)
                     self._note_moved(slot)
-            self._pool.drop(np.unique(stale[stale != 0]), now_ms=now_ms, patient=True)
+            self._pool.drop(np.array(sorted({*stale} - {0}), np.int64), now_ms=now_ms, patient=True)
         depths = np.array([put.depth for put in puts], np.uint16)
         tenants = np.array([put.tenant for put in puts], np.uint16)
         slots = self._objects.insert(digests, locations, depths, tenants, now_ms=now_ms)
@@ -312,11 +306,10 @@ class PutProtocol:
 
     def revoke(self, body: bytes, *, now_ms: int) -> bytes:
         """Writers give puts up."""
-        rows = rows_of(body, m.END_ROW, count_max=PUTS_PER_FRAME_MAX)
-        raw = np.ascontiguousarray(rows["digest"]).tobytes()
-        status = bytearray(len(rows))
-        for row, generation in enumerate(rows["generation"].tolist()):
-            put = self._puts.get(raw[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES])
+        ends = ends_of(body)
+        status = bytearray(len(ends))
+        for row, (digest, generation, _) in enumerate(ends):
+            put = self._puts.get(digest)
             if put is None or put.generation != generation:
                 status[row] = PutStatus.GONE
             else:

@@ -52,7 +52,7 @@ class Removes:
         """Hide keys at once; the answer follows when their nodes have cleared the slots."""
         check_digests(body)
         pool = self._pool
-        slots = pool.objects.find(body).tolist()
+        slots = pool.index.find_list(body)
         remove = _Remove(conn, request, bytearray(len(slots)), 0, now_ms + REMOVE_WAIT_MS)
         rows: dict[int, int] = {}  # slot → row; a key named twice is removed once
         waits: list[tuple[tuple[StoreId, Generation], int]] = []
@@ -61,7 +61,7 @@ class Removes:
             if slot == 0 or slot in rows:
                 continue
             rows[slot] = row
-            generation = Generation(int(pool.index.location["generation"][slot]))
+            generation = Generation(pool.index.row(slot)[0])
             for store_id, _ in pool.objects.places(slot):
                 store = pool.stores.get(store_id)
                 if store is not None and store.state is not StoreState.GONE:

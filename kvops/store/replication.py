@@ -156,9 +156,11 @@ class Replication:
     def _commit(self) -> None:
         lowest = self.sequence
         # Waited for from the moment it has caught up: etcd may list it before we hear so.
-        for name in self._waited | self.wanted:
-            standby = self._standbys.get(name)
-            lowest = min(lowest, standby.acked if standby is not None else 0)
+        for standby in self._standbys.values():
+            if standby.caught_up or standby.name in self._waited:
+                lowest = min(lowest, standby.acked)
+        if not self._waited <= self._standbys.keys():
+            lowest = 0
         self._committed = max(self._committed, lowest)
 
     # Answers that wait.

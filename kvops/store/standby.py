@@ -20,7 +20,7 @@ from kvops.errors import WireError
 from kvops.limits import LEASE_MARGIN_MS, LEASE_TTL_MS
 from kvops.store.journal import ROWS, Kind
 from kvops.store.master_core import MasterCore
-from kvops.store.model import Hold, StoreId, StoreInfo, StoreState, chunk_of, chunks_of
+from kvops.store.model import Hold, StoreId, StoreInfo, StoreState, chunk_of
 from kvops.store.objects import with_ttl
 from kvops.store.outbox import JournalEntry
 from kvops.store.replication import STATE_END
@@ -107,10 +107,15 @@ class Standby:
 
     def _complete(self, rows: NDArray[np.void], *, now_ms: int) -> None:
         objects = self.core.objects
-        slots = objects.find(np.ascontiguousarray(rows["digest"]).tobytes())
-        older = (slots != 0) & (objects.index.location["generation"][slots] < rows["location"]["generation"])
-        if older.any():
-            self._forget(np.unique(slots[older]), now_ms=now_ms)
+        slots = objects.index.find_list(rows["digest"].tobytes())
+        generations = rows["location"]["generation"].tolist()
+        older = {
+            slot
+            for slot, generation in zip(slots, generations, strict=True)
+            if slot and objects.index.row(slot)[0] < generation
+        }
+        if older:
+            self._forget(older, now_ms=now_ms)
         part, taken = objects.enter(rows, now_ms=now_ms)
         for slot, generation in with_ttl(part, taken):
             when_ms = self._expires.pop(generation, None)
@@ -130,34 +135,34 @@ class Standby:
 
     def _gone(self, rows: NDArray[np.void], *, now_ms: int) -> None:
         index = self.core.index
-        slots = index.find(np.ascontiguousarray(rows["digest"]))
-        same = (slots != 0) & (index.location["generation"][slots] == rows["generation"])
-        for generation in rows["generation"].tolist():
+        gone = set()
+        slots = index.find_list(rows["digest"].tobytes())
+        for slot, generation in zip(slots, rows["generation"].tolist(), strict=True):
             self._expiring.pop(generation, None)
             self._expires.pop(generation, None)
-        if same.any():
-            self._forget(np.unique(slots[same]), now_ms=now_ms)
+            if slot and index.row(slot)[0] == generation:
+                gone.add(slot)
+        if gone:
+            self._forget(gone, now_ms=now_ms)
 
     def _less(self, rows: NDArray[np.void], *, now_ms: int) -> None:
         objects = self.core.objects
-        slots = objects.index.find(np.ascontiguousarray(rows["digest"]))
+        slots = objects.index.find_list(rows["digest"].tobytes())
         for slot, generation, store in zip(
-            slots.tolist(), rows["generation"].tolist(), rows["store"].tolist(), strict=True
+            slots, rows["generation"].tolist(), rows["store"].tolist(), strict=True
         ):
-            if not slot or int(objects.index.location["generation"][slot]) != generation:
+            known, _, size, _, flags = objects.index.row(slot)
+            if not slot or known != generation:
                 continue
-            size, flags = objects.index.location[["size", "flags"]][slot].tolist()
             footprint = footprint_bytes(size, chunk_of(flags))
             self._left += [
                 (now_ms, on, offset, footprint) for on, offset in objects.places(slot) if on == store
             ]
             objects.drop_places(slot, StoreId(store))
 
-    def _forget(self, slots: NDArray[np.int64], *, now_ms: int) -> None:
-        locations = self.core.index.location[slots]
-        footprints = footprint_bytes(
-            locations["size"].astype(np.int64), chunks_of(locations["flags"])
-        ).tolist()
+    def _forget(self, these: set[int], *, now_ms: int) -> None:
+        slots = np.array(sorted(these), np.int64)
+        footprints = self.core.objects.footprints(slots)
         for places, footprint in zip(self.core.objects.forget(slots), footprints, strict=True):
             self._left += [(now_ms, store, offset, footprint) for store, offset in places]
         self._forget_left(now_ms)

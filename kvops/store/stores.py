@@ -259,6 +259,14 @@ class StoreTable:
         """Memory that is mounted and populated."""
         return sum(store.populated_bytes for store in self._by_id.values() if store.state in SERVING)
 
+    def used_bytes(self) -> int:
+        """What of it is neither free nor on its way back."""
+        return sum(
+            store.populated_bytes - store.allocator.free_bytes - store.releasing_bytes
+            for store in self._by_id.values()
+            if store.state in SERVING
+        )
+
     def free_bytes(self) -> int:
         """Memory that can be allocated, now or when its store is READY."""
         return sum(s.allocator.free_bytes for s in self._by_id.values() if s.state in SERVING)

@@ -67,7 +67,7 @@ def raise_term(state_dir: Path, at_least: int = 0, *, first: int | None = None) 
     Args:
         state_dir: Where the last term is kept.
         at_least: One more than the highest term that others were seen to use, such as by stores.
-        first: What to count from where there is no last term; None: ``first_term``.
+        first: What a directory without a term goes on from; ``first_term()`` unless given.
 
     Returns:
         One more than the last term, or ``at_least`` where that is more.
@@ -101,7 +101,7 @@ def raise_term(state_dir: Path, at_least: int = 0, *, first: int | None = None) 
 def note_term(state_dir: Path, term: int) -> None:
     """Remember a term that etcd gave us, where it is above the last one; ``ConfigError`` as ``raise_term``."""
     if term > read_term(state_dir):
-        raise_term(state_dir, at_least=term)
+        raise_term(state_dir, at_least=term, first=0)
 
 
 def sync_directory(directory: Path) -> None:

@@ -18,16 +18,21 @@ from kvops.chaos.sim.master import MasterProcess
 from kvops.errors import ParseError
 from kvops.store import client_core, term
 from kvops.store.announcements import Announcements
+from kvops.store.client_core import PutPlan
 from kvops.store.election import Campaign, Election, Members
 from kvops.store.eviction import Evictor
+from kvops.store.horizon import LeaseHorizon
 from kvops.store.master_core import MasterCore
+from kvops.store.model import StoreState
+from kvops.store.mover import MovePlan
 from kvops.store.node_core import NodeCore
 from kvops.store.outbox import Outbox
+from kvops.store.put_protocol import PutProtocol
 from kvops.store.removes import Removes
 from kvops.store.replication import Replication
 from kvops.store.slots import SlotState, SlotTable, _sealed
 from kvops.store.store_life import StoreLife
-from kvops.store.stores import StoreTable
+from kvops.store.stores import Store, StoreTable
 from kvops.transfer import layout, shm, stream
 
 Mutant = Callable[[], AbstractContextManager[object]]
@@ -123,8 +128,8 @@ def term_not_raised() -> Iterator[None]:
 
     real = term.raise_term
 
-    def raise_term(state_dir: Any, at_least: int = 0, *, first: int | None = None) -> int:
-        return term.read_term(state_dir) or real(state_dir, at_least, first=first)
+    def raise_term(state_dir: Any, at_least: int = 0, **_: Any) -> int:
+        return term.read_term(state_dir) or real(state_dir, at_least)
 
     with (
         patch.object(term, "raise_term", raise_term),
@@ -253,4 +258,36 @@ def term_not_raised_in_etcd() -> Iterator[None]:
 def drain_forgets_hold() -> Iterator[None]:
     """A drain is told neither to the journal nor to standbys."""
     with patch.object(Outbox, "remember_holds", lambda self, holds: None):
+        yield
+
+
+@mutant
+def leaves_before_readers_end() -> Iterator[None]:
+    """A store that leaves is told that nobody reads there any more."""
+    with patch.object(LeaseHorizon, "end_ms", lambda self, now_ms: now_ms):
+        yield
+
+
+@mutant
+def cordon_ignored() -> Iterator[None]:
+    """New objects are placed on stores that are cordoned, or about to be drained."""
+    with patch.object(Store, "takes_objects", property(lambda self: self.state is StoreState.READY)):
+        yield
+
+
+@mutant
+def copies_whatever_became_of_it() -> Iterator[None]:
+    """A copy becomes readable although its object was removed meanwhile: neither its store nor the master look."""
+    real = PutProtocol.move
+
+    def move(self: PutProtocol, *args: Any, **more: Any) -> bytes:
+        answer = real(self, *args, **more)
+        for put in self._puts:
+            put.moved_from = 0
+        return answer
+
+    with (
+        patch.object(PutProtocol, "move", move),
+        patch.object(MovePlan, "end_body", PutPlan.end_body),
+    ):
         yield

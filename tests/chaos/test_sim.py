@@ -62,8 +62,8 @@ ELECTIONS = Config(
 )
 LAGS = replace(
     ELECTIONS,
-    ops_per_s=20,
-    faults_per_s=5,
+    ops_per_s=40,
+    faults_per_s=8,
     faults=("net.partition", "net.oneway", "process.kill"),
     roles=("leader",),
 )
@@ -86,6 +86,34 @@ DRAINS = Config(
     faults=("store.drain_under_load", "process.kill"),
     roles=("leader",),
 )
+LEAVES = Config(
+    stores=3,
+    clients=4,
+    duration_ms=5_000,
+    ops_per_s=12,
+    faults_per_s=2,
+    faults=("process.restart",),
+    roles=("store",),
+)
+CORDONS = Config(
+    stores=3,
+    clients=4,
+    duration_ms=5_000,
+    ops_per_s=12,
+    faults_per_s=2,
+    faults=("store.cordon", "store.migrate"),
+)
+MOVES = Config(
+    stores=3,
+    clients=6,
+    duration_ms=6_000,
+    ops_per_s=20,
+    crowding=0.4,
+    removes=0.5,
+    faults_per_s=4,
+    faults=("store.migrate", "net.delay"),
+    roles=("store",),
+)
 
 CASES = {
     "no-generation-check": STALLS,
@@ -105,9 +133,14 @@ CASES = {
     "leads-past-its-lease": ISOLATED,
     "laggards-campaign": BEHIND,
     "term-not-raised-in-etcd": BEHIND,
+    "leaves-before-readers-end": LEAVES,
+    "cordon-ignored": CORDONS,
+    "copies-whatever-became-of-it": MOVES,
 }
 """Where each mutation shows soonest."""
 CATCH_SEEDS = 25
+UNREPLICATED_LEASE = 20
+"""The seed of BEHIND that the correct code does not pass."""
 
 
 @pytest.mark.parametrize("part", range(SLICES))
@@ -147,12 +180,22 @@ def test_mutations_are_caught(name: str) -> None:
     config = CASES[name]
 
     caught = next(
-        (seed for seed, result in run_seeds(range(CATCH_SEEDS), config, mutate=name) if result.violation),
+        (
+            seed
+            for seed, result in run_seeds(range(CATCH_SEEDS), config, mutate=name)
+            if result.violation and (config, seed) != (BEHIND, UNREPLICATED_LEASE)
+        ),
         None,
     )
 
     assert caught is not None
     assert run(draw(caught, config)).violation is None
+
+
+@pytest.mark.xfail(strict=True, reason="docs/simulator.md, Open finding")
+def test_what_only_a_deposed_leader_knew_keeps_its_readers() -> None:
+    """A lookup that a leader answers before its standbys know the object gives a lease that the next one honours."""
+    assert run(draw(UNREPLICATED_LEASE, BEHIND)).violation is None
 
 
 def test_a_seed_replays_exactly() -> None:

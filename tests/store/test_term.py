@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvops.errors import ConfigError, Refused
-from kvops.store.term import TERM_MAX, raise_term, read_term
+from kvops.store.term import TERM_MAX, note_term, raise_term, read_term
 
 
 def test_every_start_has_a_term_of_its_own(tmp_path: Path) -> None:
@@ -68,3 +68,10 @@ def test_no_place_to_keep_it(tmp_path: Path) -> None:
     """Without a directory to keep the term in, there is no term."""
     with pytest.raises(ConfigError, match="cannot be kept"):
         raise_term(tmp_path / "missing")
+
+
+def test_a_term_that_etcd_gave_is_noted_as_it_is(tmp_path: Path) -> None:
+    """A fresh directory remembers the group's term, not a higher one that the clock would suggest."""
+    note_term(tmp_path, 3)
+
+    assert read_term(tmp_path) == 3

@@ -15,7 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from kvops.chaos.sim.clock import Host
-from kvops.chaos.sim.net import PIECE, End, Payload
+from kvops.chaos.sim.net import PIECE, End, Payload, unpack
 from kvops.chaos.sim.plan import Op
 from kvops.chaos.sim.process import Process
 from kvops.errors import KvopsError
@@ -94,7 +94,7 @@ class SimLink:
     def __init__(self, end: End, *, ready: bool) -> None:
         self.end = end
         self.ready = ready
-        self._waiting: list[tuple[Frame, bytes, Payload]] = []
+        self._waiting: list[tuple[int, int, bytes, Payload]] = []
 
     @property
     def state(self) -> LinkState:
@@ -105,22 +105,22 @@ class SimLink:
 
     def send(self, data: bytes) -> None:
         """A packed frame."""
-        self._leave(wire.unpack_header(data), data[wire.HEADER_BYTES :], None)
+        self._leave(*unpack(data), None)
 
     def feed(self, frames: Iterator[list[bytes | memoryview]]) -> None:
         """Packed frames, each with its payload."""
         for head, payload in frames:
             assert isinstance(head, bytes)
-            self._leave(wire.unpack_header(head), head[wire.HEADER_BYTES :], payload)
+            self._leave(*unpack(head), payload)
 
-    def _leave(self, head: Frame, body: bytes, payload: Payload) -> None:
+    def _leave(self, kind: int, request: int, body: bytes, payload: Payload) -> None:
         if not self.ready:
-            self._waiting.append((head, body, payload))
+            self._waiting.append((kind, request, body, payload))
         elif payload is not None and len(payload) >= SPLIT_BYTES:
-            self.end.send(head.kind, 1, body, payload)
+            self.end.send(kind, 1, body, payload)
             self.end.send(PIECE, 0, b"", payload)
         else:
-            self.end.send(head.kind, head.request, body, payload)
+            self.end.send(kind, request, body, payload)
 
     def opened(self) -> None:
         """The peer has said welcome."""
@@ -320,7 +320,7 @@ class ClientProcess(Process):
 
     def us(self) -> int:
         """CLOCK_MONOTONIC of its host, in microseconds."""
-        return int(self.world.scheduler.now_us * self.host.rate)
+        return int(self._scheduler.now_us * self.host.rate)
 
     def _wait(self, task: Task, until_us: int) -> Steps:
         """Until woken, or until then on our clock; gives what woke us, None for the time."""

@@ -29,7 +29,9 @@ class Scheduler:
     def at(self, when_us: int, call: Call, *args: Any) -> None:
         """Call then, or as soon as possible."""
         self._sequence += 1
-        heappush(self._heap, (max(when_us, self.now_us), self._sequence, call, args))
+        if when_us < self.now_us:
+            when_us = self.now_us
+        heappush(self._heap, (when_us, self._sequence, call, args))
 
     def run(self, until_us: int) -> None:
         """Let time pass."""

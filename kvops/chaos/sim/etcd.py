@@ -143,7 +143,10 @@ class Etcd:
         return a.serves and b.serves and (a is b or (there not in cut and back not in cut))
 
     def _could_lead(self, member: EtcdMember) -> bool:
-        followers = sum(self._reaches(member, other) for other in self.members.values())
+        if self._world.net.cut:
+            followers = sum(self._reaches(member, other) for other in self.members.values())
+        else:
+            followers = sum(other.serves for other in self.members.values()) if member.serves else 0
         return 2 * followers > len(self.members)
 
     def serving(self) -> EtcdMember | None:
@@ -199,6 +202,9 @@ class Etcd:
             self._late.append(lambda: self._commit(member, op, done))
             return
         result = carry_out(op, self.keys, now_ms=leader.now_ms())
+        if isinstance(op, Campaign) and result is True:
+            # The transaction has compared the revision: what it had seen was so.
+            self._world.oracle.elected(op.claim.name, op.seen.members)
         if member.alive and self._reaches(member, leader):
             done(result)
 

@@ -16,7 +16,7 @@ from kvops import __version__
 from kvops.chaos.sim.clock import Host
 from kvops.chaos.sim.disk import Disk, JournalModel
 from kvops.chaos.sim.etcd import EtcdClient
-from kvops.chaos.sim.net import End, Payload
+from kvops.chaos.sim.net import End, Payload, unpack
 from kvops.chaos.sim.process import Process
 from kvops.errors import KvopsError, NotLeader, Refused, WireError
 from kvops.limits import BEAT_INTERVAL_MS
@@ -32,7 +32,7 @@ from kvops.store.follower import RETRY_S, SILENCE_S
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.journal_writer import JournalWriter
 from kvops.store.master_core import MasterCore, MasterSettings
-from kvops.store.model import GENERATION_SEQUENCE_BITS, HoldKind
+from kvops.store.model import GENERATION_SEQUENCE_BITS, HoldKind, HoldState
 from kvops.store.outbox import JournalEntry
 from kvops.store.replication import ACK, ENTRY, Replication
 from kvops.store.snapshot import Snapshot
@@ -50,6 +50,7 @@ ALWAYS: Final = 1 << 63  # a lease that nobody else can have
 TAKE_OVER_US: Final = 1_000
 COMMIT_US: Final = 2_000  # between looks whether standbys have what an operator did
 STOP_US: Final = 2_000_000
+MS_PER_MINUTE: Final = 60_000
 SILENCE_US: Final = int(SILENCE_S * 1_000_000)
 FOLLOW_US: Final = 1_000_000  # until a leader that does not answer is called again
 
@@ -71,8 +72,7 @@ class Outlet:
 
     def write(self, data: bytes) -> None:
         """Send a packed frame."""
-        head = wire.unpack_header(data)
-        self._end.send(head.kind, head.request, data[wire.HEADER_BYTES :])
+        self._end.send(*unpack(data))
 
     def get_write_buffer_size(self) -> int:
         """Nothing is kept here: the stream takes everything."""
@@ -211,6 +211,7 @@ class MasterProcess(Process):
         self._tick_due_ms = 0
         self._ticked_ms = 0
         self._streams = Streams()
+        self._handling = 0  # the kind of the frame under way
         self._beat_due_ms = 0
         self._starting = False
         self._stopping = False
@@ -239,14 +240,22 @@ class MasterProcess(Process):
             timeout_s = min(TIMEOUT_S_MAX, self._ttl_s / 4)
             self._keys = EtcdClient(self, self._etcd, timeout_us=int(timeout_s * 1_000_000))
             claim = Claim(name=self.name, term=0, address=self.name, control="", host=self.host.name)
-            self.election = Election(claim, ttl_s=self._ttl_s, term_min=terms.read_term(self.disk.directory))
+            self.election = Election(claim, ttl_s=self._ttl_s, term_min=self._last_term())
             self.world.say(self.name, "started")
         else:
-            self._lead_from_journal(terms.raise_term(self.disk.directory, at_least=1, first=FIRST_TERM))
+            self._lead_from_journal(self._raise_term(at_least=1))
             self.world.oracle.master_leads(self)
         self._tick()
         if self.election is not None:
             self._coordinate()
+
+    def _last_term(self) -> int:
+        """As ``first_term`` has it: minutes of the wall clock where no term is kept."""
+        minutes = self.host.wall_ms(self.world.scheduler.now_us) // MS_PER_MINUTE
+        return terms.read_term(self.disk.directory) or max(0, minutes)
+
+    def _raise_term(self, *, at_least: int) -> int:
+        return terms.raise_term(self.disk.directory, at_least=at_least, first=self._last_term())
 
     def fresh_core(self, *, term: int) -> MasterCore:
         """An empty directory."""
@@ -268,7 +277,7 @@ class MasterProcess(Process):
             return 0
         seen = recovery.generation_max >> GENERATION_SEQUENCE_BITS
         if seen >= self.core.term and not self._etcd:
-            self.core.raise_term(terms.raise_term(self.disk.directory, at_least=seen + 1, first=FIRST_TERM))
+            self.core.raise_term(self._raise_term(at_least=seen + 1))
         self.core.restore(recovery, now_ms=self.now_ms())
         return recovery.next_sequence
 
@@ -324,6 +333,7 @@ class MasterProcess(Process):
 
     def _frame(self, end: End, kind: int, request: int, body: bytes, payload: Payload) -> None:
         now = self.now_ms()
+        self._handling = kind
         try:
             if now >= self.lease_until_ms:
                 self._assert_leads(now)
@@ -351,6 +361,7 @@ class MasterProcess(Process):
                 self.world.oracle.master_answers(self, kind, self.core.term)
                 end.send(kind + 1, request, answer)
         self._after_request(now)
+        self._handling = 0
 
     def _outdo(self, body: bytes) -> None:
         """A store that has seen a newer term than ours must be outdone first."""
@@ -361,9 +372,7 @@ class MasterProcess(Process):
                 self.election.term_wanted = max(self.election.term_wanted, seen)
                 self._wake()
             else:
-                self.core.raise_term(
-                    terms.raise_term(self.disk.directory, at_least=seen + 1, first=FIRST_TERM)
-                )
+                self.core.raise_term(self._raise_term(at_least=seen + 1))
 
     # Time.
 
@@ -427,13 +436,15 @@ class MasterProcess(Process):
     def _write(self, conn: int, data: bytes) -> None:
         end = self._conns.get(conn)
         if end is not None:
-            head = wire.unpack_header(data)
-            self.world.oracle.master_answers(self, head.kind - 1, self.core.term)
-            end.send(head.kind, head.request, data[wire.HEADER_BYTES :])
+            kind, request, body = unpack(data)
+            self.world.oracle.master_answers(self, kind - 1, self.core.term)
+            end.send(kind, request, body)
 
     def _write_journal(self) -> None:
         entries = self.core.outbox.take_journal()
         now = self.now_ms()
+        if self._handling == PUT_END:
+            self.world.oracle.puts_ended(entries)
         for entry in entries:
             if entry.kind == JournalKind.COMPLETE and entry.rows is not None:
                 self.world.oracle.master_completed(entry.rows)
@@ -442,12 +453,22 @@ class MasterProcess(Process):
         replication = self.replication
         if replication is not None:
             self._streams.send([(replication.append(now_ms=now), entry) for entry in entries])
+        self._note_drains(entries)
         if self._journal is None:
             return
         for entry in entries:
             self._journal.append(*entry.encode())
         if self._journal.wants_snapshot and self._snapshot is None and now >= self._snapshot_after_ms:
             self._snapshot = Snapshot(cast(JournalWriter, self._journal), self.core)
+
+    def _note_drains(self, entries: list[JournalEntry]) -> None:
+        """A drain that has migrated what it could begins in earnest, of which nobody asked hears."""
+        for entry in entries:
+            for hold in entry.holds:
+                if hold.migrate and hold.state is HoldState.DRAINING:
+                    done = self.world.drain_begins(hold.target)
+                    if done is not None:
+                        self.remembered(done)
 
     # Leading: what ``Coordinator`` and ``Master`` do.
 
@@ -663,23 +684,28 @@ class MasterProcess(Process):
 
     # Operators.
 
-    def drain(self, store: str, done: Callable[[], None]) -> None:
+    def hold(self, store: str, kind: HoldKind, done: Callable[[], None], *, migrate: bool) -> None:
         """
-        As ``kvops drain``; ``done`` once it outlives this process: standbys have it, or the journal.
+        As ``kvops drain`` or ``cordon``; ``done`` once it outlives this process: standbys have it, or the journal.
 
         Raises:
             KvopsError: It is refused.
         """
         self.core.holds.hold(
             [store],
-            HoldKind.DRAIN,
+            kind,
+            migrate=migrate,
             reason="simulated",
             owner="simulator",
             since="",
-            force=("last-store",),
+            force=("last-store",) if kind is HoldKind.DRAIN else (),
             now_ms=self.now_ms(),
         )
         self._send()
+        self.remembered(done)
+
+    def remembered(self, done: Callable[[], None]) -> None:
+        """Call once everything up to now outlives this process, if it lives that long."""
         if self._journal is not None:
             self._journal.flush()
         sequence = self.replication.sequence if self.replication is not None else 0

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from xxhash import xxh3_64
 
 from kvops.chaos.sim.clock import Host, Scheduler
+from kvops.net.wire import HEADER_BYTES
 
 if TYPE_CHECKING:
     from kvops.chaos.sim.process import Process
@@ -39,6 +40,13 @@ RTO_DOUBLINGS_MAX: Final = 4
 HOSTS_MAX: Final = 1_024
 
 _TRACE: Final = Struct("<QIIHI")
+_KIND_AND_REQUEST: Final = Struct("<6xH4xI")
+
+
+def unpack(data: bytes) -> tuple[int, int, bytes]:
+    """Kind, request and body of a packed frame: what ``wire.unpack_header`` would check was packed here."""
+    kind, request = _KIND_AND_REQUEST.unpack_from(data)
+    return kind, request, data[HEADER_BYTES:]
 
 
 class Trouble:
@@ -89,14 +97,14 @@ class End:
             self._transmit((kind, request, body, payload))
 
     def _transmit(self, frame: Frame) -> None:
-        net = self.net
-        if self._held or self.route in net.cut:
+        net, route = self.net, self.route
+        if self._held or (net.cut and route in net.cut):
             if not self._held:
-                net.stalled.setdefault(self.route, []).append(self)
+                net.stalled.setdefault(route, []).append(self)
             self._held.append(frame)
             return
         scheduler = net.scheduler
-        when_us = scheduler.now_us + net.latency_us(self.route)
+        when_us = scheduler.now_us + net.latency_us(route)
         if self.process is not None:
             when_us += self.process.slow_us
         if when_us <= self._arrives_us:
@@ -147,14 +155,13 @@ class Network:
         self.cut: dict[int, int] = {}  # route → when it was cut first, for those that are cut
         self.trouble: dict[int, list[Trouble]] = {}  # by route
         self.stalled: dict[int, list[End]] = {}  # by route: ends that hold frames back
-        self.messages = 0
+        self.messages = 0  # frames that a process was given: what another one had sent, or itself to itself
         self.trace = xxh3_64()
         self._places: dict[str, Host] = {}  # where an address is, whoever listens
         self._cuts: dict[int, int] = {}  # how many faults cut a route
         self._seed = rng.getrandbits(64)
-        self._rngs: dict[
-            int, Callable[[], float]
-        ] = {}  # by route: one link's luck does not depend on another's
+        # By route: its luck, which does not depend on another's, the least that a frame takes, and what varies.
+        self._links: dict[int, tuple[Callable[[], float], int, int]] = {}
         self._streams = 0
 
     def add_host(self, host: Host) -> None:
@@ -169,13 +176,13 @@ class Network:
 
     def latency_us(self, route: int) -> int:
         """How long a frame takes, with all that is wrong."""
-        random = self._rngs.get(route)
-        if random is None:
-            random = self._rngs[route] = Random(self._seed ^ route).random
-        if route // HOSTS_MAX == route % HOSTS_MAX:
-            latency = SAME_HOST_US + int(random() * SAME_HOST_US)
-        else:
-            latency = ACROSS_US + int(random() * JITTER_US)
+        link = self._links.get(route)
+        if link is None:
+            same = route // HOSTS_MAX == route % HOSTS_MAX
+            least, jitter = (SAME_HOST_US, SAME_HOST_US) if same else (ACROSS_US, JITTER_US)
+            link = self._links[route] = (Random(self._seed ^ route).random, least, jitter)
+        random, least, jitter = link
+        latency = least + int(random() * jitter)
         if self.trouble:
             for trouble in self.trouble.get(route, ()):
                 if trouble.delay_us:
@@ -228,8 +235,7 @@ class Network:
         if end._dropping:
             return
         self.messages += 1
-        self.trace.update(_TRACE.pack(self.scheduler.now_us, end.id, request, kind, len(body)))
-        self.trace.update(body)
+        self.trace.update(_TRACE.pack(self.scheduler.now_us, end.id, request, kind, len(body)) + body)
         end.on_frame(end, kind, request, body, payload)
 
     def _accept(self, end: End, address: str) -> Process | None:
@@ -265,7 +271,7 @@ class Network:
             return
         outage_us = self.scheduler.now_us - self.cut.pop(route)
         for end in self.stalled.pop(route, ()):
-            wait_us = int(self._rngs[route]() * min(outage_us, 5_000_000)) if route in self._rngs else 0
+            wait_us = int(self._links[route][0]() * min(outage_us, 5_000_000)) if route in self._links else 0
             self.scheduler.at(self.scheduler.now_us + wait_us, self._retransmit, end)
 
     def _retransmit(self, end: End) -> None:

@@ -4,16 +4,20 @@ What must hold, whatever goes wrong: told of all that clients hear and of all th
 The cheap rules are checked as things happen, those that walk everything now and then and when all is quiet:
 
 ====================  ==========================================================================================
-``one leader``        no two masters answer a mutation in one term, and none after a later term's has
+``one leader``        no two masters answer a mutation in one term, and none after a later term's has; nobody is
+                      elected who is not in the in-sync set
 ``generations``       no generation is granted twice
 ``no other bytes``    a hit holds exactly the bytes that the put of that generation wrote
 ``no resurrection``   once a remove has returned, no later lookup names what it removed
-``leases``            until a reader's lease ends its memory is given to nobody else, and its object not evicted
-``drained``           once a drain has returned nothing is read from that store or placed there, until it is undone
+``leases``            until a reader's lease ends its memory is given to nobody else, its object not evicted, and
+                      its store, if that leaves in order, is there
+``drained``           once a drain or LEAVE has returned nothing is read from that store or placed there; once a
+                      cordon has, or while a drain migrates, nothing is placed there
 ``cleared``           a node that confirms a FREE has cleared the header
 ``accounts``          every byte of every store is free, held or on its way back, and nothing twice
 ``nothing lost``      an object that was acknowledged is readable while its memory lives, unless it was evicted,
                       removed, replaced or has expired
+``moves``             a copy is readable in the same moment in which what it was copied from is not any more
 ``no leak``           when all is quiet nodes hold what the master names, and nothing else
 ``replication``       when all is quiet every standby knows what the leader knows
 ``liveness``          when the faults have stopped, all of the core serves and is served
@@ -22,7 +26,7 @@ The cheap rules are checked as things happen, those that walk everything now and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -33,11 +37,12 @@ from kvops.chaos.sim.clock import Violation
 from kvops.limits import DIGEST_BYTES, LEASE_MARGIN_MS
 from kvops.net.wire import Kind
 from kvops.store.client_core import Located
+from kvops.store.election import Members
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests
 from kvops.store.master_core import MasterCore
-from kvops.store.model import Outcome, Reason, StoreInfo, StoreState, chunk_of
-from kvops.store.node_core import Write
+from kvops.store.model import ObjectFlag, Outcome, Reason, StoreInfo, StoreState, chunk_of
+from kvops.store.node_core import Source, Write
 from kvops.store.objects import Place
 from kvops.store.outbox import JournalEntry
 from kvops.transfer import messages as tm
@@ -75,6 +80,7 @@ class Grant:
     token: bytes
     size: int
     ttl_ms: int
+    born: int  # the generation that was put: of a copy, that of the first of its line
     homes: dict[int, tuple[int, int]] = field(default_factory=dict)  # incarnation → offset, footprint
 
 
@@ -110,7 +116,11 @@ class Oracle:
         self._survivors: dict[tuple[int, str], int] = {}  # removed, but held by a node that was away → life
         self._lives = 0  # of masters
         self._drained: dict[str, int] = {}  # by store: since when nothing may name it
+        self._cordoned: dict[str, int] = {}  # by store: since when nothing may be placed there
+        self._left: dict[int, int] = {}  # by incarnation: since when nothing may name it, because it leaves
         self._emptied: set[int] = set()  # incarnations of stores that a drain has swept, or will
+        self._copied: dict[int, int] = {}  # generation of a copy → what it was copied from
+        self._dead_lives: dict[str, int] = {}  # by key: ``_lives`` when a remove of it returned
         self._leases: dict[int, list[Lease]] = {}  # by incarnation
         self._keys: dict[bytes, str] = {}
 
@@ -121,6 +131,13 @@ class Oracle:
             self._keys[digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]] = key
 
     # Masters.
+
+    def elected(self, name: str, members: Members | None) -> None:
+        """A campaign was won, when etcd held these members."""
+        if members is not None and name not in members.names:
+            raise Violation(
+                "one leader", f"{name} is elected, and only {', '.join(members.names)} had everything"
+            )
 
     def master_leads(self, master: MasterProcess) -> None:
         """A master begins to serve."""
@@ -209,7 +226,40 @@ class Oracle:
                 ):
                     raise Violation("leases", f"{key} ({generation:#x}) was evicted while a reader held it")
 
+    def puts_ended(self, entries: Sequence[JournalEntry]) -> None:
+        """What a PUT_END did: where a copy has become readable its source went away with it."""
+        gone: set[int] = set()
+        for entry in entries:
+            if entry.rows is None or entry.kind not in (JournalKind.GONE, JournalKind.COMPLETE):
+                continue
+            if entry.kind == JournalKind.GONE:
+                gone.update(entry.rows["generation"].tolist())
+                continue
+            for generation in entry.rows["location"]["generation"].tolist():
+                source = self._copied.get(generation)
+                if source is not None and source not in gone and source in self._owners:
+                    key = self._owners[source].key
+                    raise Violation(
+                        "moves", f"{key}: the copy {generation:#x} of {source:#x} replaces nothing"
+                    )
+
     # Stores.
+
+    def store_left(self, store: StoreProcess) -> None:
+        """A node has been told that nobody is sent there any more."""
+        self._left[store.core.incarnation] = self.world.scheduler.now_us
+        self._emptied.add(store.core.incarnation)
+
+    def store_ends(self, store: StoreProcess) -> None:
+        """… and has waited as long as readers may still come."""
+        now = self.world.scheduler.now_us
+        for lease in self._leases.get(store.core.incarnation, ()):
+            if lease.until_us > now:
+                raise Violation(
+                    "leases",
+                    f"{store.name} ends {(lease.until_us - now) // 1_000} ms before a reader's lease on"
+                    f" {lease.generation:#x} does",
+                )
 
     def store_started(self, store: StoreProcess) -> None:
         """A node begins, with empty memory."""
@@ -259,15 +309,53 @@ class Oracle:
             token = _token(key, 0 if op.part else op.id + 1)
             grant = self._owners.get(piece.generation)
             if grant is None:
-                grant = Grant(key, token, piece.size, op.ttl_ms)
+                grant = Grant(key, token, piece.size, op.ttl_ms, piece.generation)
                 self._owners[piece.generation] = self._grants[piece.generation, key] = grant
             elif grant.key != key or grant.token != token:
                 raise Violation(
                     "generations", f"{piece.generation:#x} was granted for {grant.key} and for {key}, {op}"
                 )
-            info = client.stores[piece.store].info
-            self._check_not_drained(info.name, since_us, f"{client.name} is to put {key} there")
-            grant.homes[info.incarnation] = (piece.offset, footprint_bytes(piece.size, piece.chunk))
+            self._placed(client, key, piece, grant, since_us)
+
+    def _placed(
+        self, client: ClientProcess, key: str, piece: WriteSlice, grant: Grant, since_us: int
+    ) -> None:
+        info = client.stores[piece.store].info
+        what = f"{client.name} is to put {key} there"
+        self._check_not_drained(info, since_us, what)
+        joins = piece.flags & ObjectFlag.PARTS  # memory that a rank before may have been given
+        if since_us > self._cordoned.get(info.name, since_us) and not joins:
+            raise Violation("drained", f"{info.name} is cordoned, and {what}")
+        grant.homes[info.incarnation] = (piece.offset, footprint_bytes(piece.size, piece.chunk))
+
+    def move_granted(
+        self,
+        mover: ClientProcess,
+        sources: Mapping[bytes, Source],
+        pieces: Sequence[WriteSlice],
+        since_us: int,
+    ) -> None:
+        """A store that asked then may copy its objects elsewhere."""
+        for piece in pieces:
+            source, key = sources[piece.digest], self._keys[piece.digest]
+            origin = self._grants.get((source.generation, key))
+            if origin is None:
+                raise Violation(
+                    "generations", f"{mover.name} moves {key} ({source.generation:#x}), never granted"
+                )
+            if piece.generation in self._owners:
+                raise Violation("generations", f"{piece.generation:#x} was granted before, and to move {key}")
+            grant = Grant(key, origin.token, origin.size, origin.ttl_ms, origin.born)
+            self._owners[piece.generation] = self._grants[piece.generation, key] = grant
+            self._copied[piece.generation] = source.generation
+            self._placed(mover, key, piece, grant, since_us)
+
+    def moved(self, source: Source, piece: WriteSlice, where: StoreInfo) -> None:
+        """A store was told that its copy is readable: what was promised of the object holds for that."""
+        key = self._keys[piece.digest]
+        acknowledged = self._acknowledged.get(key)
+        if acknowledged is not None and acknowledged.generation == source.generation:
+            self._acknowledged[key] = Acknowledged(piece.generation, (where.incarnation,))
 
     def stored(
         self, client: ClientProcess, key: str, pieces: Sequence[WriteSlice], where: dict[int, StoreInfo]
@@ -296,7 +384,7 @@ class Oracle:
             for store_id, offset in ((store, first), *found.further.get(index, ())):
                 channel = client.stores.get(store_id)
                 if channel is not None:
-                    self._check_not_drained(channel.info.name, since_us, f"{client.name} finds {key} there")
+                    self._check_not_drained(channel.info, since_us, f"{client.name} finds {key} there")
                     self._leases.setdefault(channel.info.incarnation, []).append(
                         Lease(generation, offset, offset + footprint, until_us, client.master_incarnation)
                     )
@@ -318,6 +406,11 @@ class Oracle:
                 "no resurrection", f"{client.name} reads {key} ({generation:#x}), which was removed"
             )
         grant = self._grants[generation, key]
+        copied = grant.born != generation and self._dead_lives.get(key) == self._lives
+        if copied and grant.born <= dead and since_us > when_us:
+            raise Violation(
+                "no resurrection", f"{client.name} reads a copy of {key} ({grant.born:#x}), which was removed"
+            )
         if grant.key != key or buffer != _fill(grant.token, grant.size):
             number, writer = bytes(buffer[:8]), int.from_bytes(buffer[8:16], "little")
             raise Violation(
@@ -333,6 +426,7 @@ class Oracle:
         if newest < self._dead.get(key, (0, 0))[0]:
             return
         self._dead[key] = (newest, self.world.scheduler.now_us)
+        self._dead_lives[key] = self._lives
         for generation in self._completed.get(key, ()):
             if generation <= newest and self.holders(generation, key):
                 self._survivors[generation, key] = self._lives  # a master that starts anew does not know
@@ -346,6 +440,10 @@ class Oracle:
             took = (self.world.scheduler.now_us - began_us) // 1_000
             self.world.say(client.name, f"{op}: {' '.join(one.reason for one in outcomes)} after {took} ms")
 
+    def cordoned(self, name: str) -> None:
+        """A cordon has returned, or a drain that migrates first."""
+        self._cordoned[name] = self.world.scheduler.now_us
+
     def draining(self, name: str) -> None:
         """A drain was asked for: what lies there may go."""
         self._emptied |= {store.core.incarnation for store in self.world.stores() if store.name == name}
@@ -358,10 +456,13 @@ class Oracle:
     def undrained(self, name: str) -> None:
         """It is about to be undone."""
         self._drained.pop(name, None)
+        self._cordoned.pop(name, None)
 
-    def _check_not_drained(self, name: str, since_us: int, what: str) -> None:
-        if since_us > self._drained.get(name, since_us):
-            raise Violation("drained", f"{name} is drained, and {what}")
+    def _check_not_drained(self, info: StoreInfo, since_us: int, what: str) -> None:
+        if since_us > self._drained.get(info.name, since_us):
+            raise Violation("drained", f"{info.name} is drained, and {what}")
+        if since_us > self._left.get(info.incarnation, since_us):
+            raise Violation("drained", f"{info.name} has left, and {what}")
 
     def holders(self, generation: int, key: str) -> list[StoreProcess]:
         """The living nodes that hold an object of that generation, reachable or not."""

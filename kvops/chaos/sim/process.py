@@ -33,6 +33,7 @@ class Process:
         self.deferred: list[tuple[Call, tuple[Any, ...]]] = []
         self.ends: dict[End, None] = {}
         self._pauses = 0
+        self._scheduler = world.scheduler
 
     def hello_as(self, role: str) -> bytes:
         """The HELLO body of this process."""
@@ -51,11 +52,11 @@ class Process:
 
     def now_ms(self) -> int:
         """Its host's boot-time clock."""
-        return self.host.boot_ms(self.world.scheduler.now_us)
+        return self.host.boot_ms(self._scheduler.now_us)
 
     def timer(self, after_us: int, call: Call, *args: Any) -> None:
         """Call after so much of its host's time, unless it has ended by then."""
-        scheduler = self.world.scheduler
+        scheduler = self._scheduler
         scheduler.at(scheduler.now_us + int(after_us / self.host.rate), self._fire, call, args)
 
     def _fire(self, call: Call, args: tuple[Any, ...]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from kvops.chaos.sim.clock import Host
+from kvops.chaos.sim.mover import MoverModel
 from kvops.chaos.sim.net import PIECE, End, Payload
 from kvops.chaos.sim.process import Process
 from kvops.errors import KvopsError
@@ -80,6 +81,7 @@ class StoreProcess(Process):
         self._cursor = 0
         self._ended = False
         self._stopping = False
+        self._mover: MoverModel | None = None  # once the master wants this store emptied
         self._writes: dict[End, Write] = {}
         self._hello = self.hello_as("store")
 
@@ -184,6 +186,11 @@ class StoreProcess(Process):
             end.close()
             self._lost(end)
             return
+        if kind == Kind.MIGRATE:
+            if self._mover is None:
+                self._mover = MoverModel(self, self._masters)
+            self._mover.told(m.MIGRATE.unpack(body)[0])
+            return
         if kind == BEAT_REPLY:
             _, unknown, floor = m.BEAT_REPLY.unpack(body)
             if unknown:
@@ -215,6 +222,10 @@ class StoreProcess(Process):
                 self._serve(end)
             else:
                 self._announce()
+        elif kind == wire.reply(Kind.LEAVE):
+            (lease_ms,) = m.LEAVE_REPLY.unpack(body)
+            self.world.oracle.store_left(self)
+            self.timer(lease_ms * 1_000, self._unmount)
         elif kind == wire.reply(Kind.UNMOUNT):
             self._exit()
 
@@ -250,7 +261,7 @@ class StoreProcess(Process):
         self._beat(end)
 
     def _beat(self, end: End) -> None:
-        if end is not self.session or not self.mounted:
+        if end is not self.session or not self.mounted or self._stopping:
             return
         if self.world.scheduler.now_us - self._heard_us > self._silence_us:
             end.close()
@@ -271,20 +282,67 @@ class StoreProcess(Process):
         self.world.oracle.store_cleared(self, np.frombuffer(answer, m.FREE_ROW))
         return answer
 
+    def migrated(self, number: int, unmoved: int) -> None:
+        """All that could be copied for a hold has been; without a session the master asks again."""
+        if self.session is not None and self.mounted:
+            self.session.send(Kind.MIGRATED, 0, m.MIGRATED.pack(number, unmoved))
+
     def stop(self) -> None:
-        """SIGTERM: unmount if that is possible, then end."""
+        """SIGTERM: have nobody sent here any more, let who was sent before read, unmount, and end."""
+        if self._stopping:
+            return
         self._stopping = True
         self.timer(STOP_US, self._exit)
         if self.session is None or not self.mounted:
+            self._exit()
+        else:
+            self._call(Kind.LEAVE, b"")
+
+    def _unmount(self) -> None:
+        """The last lease has ended."""
+        self.world.oracle.store_ends(self)
+        if self.session is None:
             self._exit()
         else:
             self.mounted = False
             self._call(Kind.UNMOUNT, b"")
 
     def _exit(self) -> None:
+        if self._mover is not None:
+            self._mover.kill()
         for end in list(self.ends):
             end.close()
         self.end()
+
+    def kill(self) -> None:
+        """SIGKILL, of its mover too: that is a thread of it."""
+        if self._mover is not None:
+            self._mover.kill()
+        super().kill()
+
+    def power_off(self) -> None:
+        """Its host is gone."""
+        if self._mover is not None:
+            self._mover.power_off()
+        super().power_off()
+
+    def end(self) -> None:
+        """Whatever way it ended."""
+        if self._mover is not None:
+            self._mover.end()
+        super().end()
+
+    def pause(self) -> None:
+        """SIGSTOP stops every thread."""
+        if self._mover is not None:
+            self._mover.pause()
+        super().pause()
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if self._mover is not None and self._mover.paused:
+            self._mover.resume()
+        super().resume()
 
     # Clients.
 

@@ -34,7 +34,7 @@ from kvops.chaos.sim.process import Process
 from kvops.chaos.sim.store import StoreProcess
 from kvops.errors import KvopsError
 from kvops.store.master_core import MasterSettings
-from kvops.store.model import PlacementPolicy
+from kvops.store.model import HoldKind, PlacementPolicy
 
 RATE_ERROR_MAX: Final = 0.005  # ten times what a crystal does
 BOOT_MS_MAX: Final = 1 << 33  # u32 clocks wrap in some runs
@@ -54,7 +54,8 @@ class Result:
     violation: str | None  # None: all held
     invariant: str = ""
     at_us: int = 0
-    messages: int = 0
+    messages: int = 0  # frames that reached a process, etcd's included
+    cpu_s: float = 0.0  # processor time of all of it, the drawing of its plan included
     trace: str = ""
     simulated_us: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -257,7 +258,11 @@ class World:
                 process.slow_us += slow_us
                 return lambda: _slow(process, -slow_us)
             case "store.drain_under_load":
-                return self._drain(fault.target)
+                return self._hold(fault.target, HoldKind.DRAIN)
+            case "store.migrate":
+                return self._hold(fault.target, HoldKind.DRAIN, migrate=True)
+            case "store.cordon":
+                return self._hold(fault.target, HoldKind.CORDON)
             case "etcd.member" | "etcd.leader" | "etcd.quorum":
                 return self._pause_etcd(fault)
             case "host.power":
@@ -319,23 +324,36 @@ class World:
 
         return power_on
 
-    def _drain(self, store: str) -> Callable[[], None] | None:
+    def _hold(self, store: str, kind: HoldKind, *, migrate: bool = False) -> Callable[[], None] | None:
         leader = self.leader()
         if leader is None or leader.paused or self._draining.get(store):
             return None
 
-        def drained() -> None:
-            if self._draining.get(store) is drain:
+        def held() -> None:
+            if self._draining.get(store) is not hold:
+                return
+            if kind is HoldKind.CORDON or migrate:
+                self.oracle.cordoned(store)
+            else:
                 self.oracle.drained(store)
 
-        drain = self._draining[store] = object()
-        self.oracle.draining(store)
+        hold = self._draining[store] = object()
+        if kind is HoldKind.DRAIN and not migrate:
+            self.oracle.draining(store)
         try:
-            leader.drain(store, drained)
+            leader.hold(store, kind, held, migrate=migrate)
         except KvopsError:
-            del self._draining[store]  # it has never mounted
+            del self._draining[store]  # it has never mounted, or another drain must be undone first
             return None
         return lambda: self._undrain(store)
+
+    def drain_begins(self, store: str) -> Callable[[], None] | None:
+        """What a store held has been copied as far as it could: what is left may go. What to call once that lasts."""
+        drain = self._draining.get(store)
+        if drain is None:
+            return None  # it is being undone
+        self.oracle.draining(store)
+        return lambda: self.oracle.drained(store) if self._draining.get(store) is drain else None
 
     def _undrain(self, store: str) -> None:
         """Whoever leads by now is asked; as long as nobody does, again later."""
