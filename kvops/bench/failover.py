@@ -67,7 +67,10 @@ class Etcd:
         names = [f"etcd-{number}" for number in range(local_etcd.MEMBERS)]
         self._directory, self._program, self._names = directory, local_etcd.program(), names
         self._configurations = local_etcd.configurations(
-            names, [directory / name for name in names], token=directory.name
+            names,
+            [directory / name for name in names],
+            token=directory.name,
+            addresses=["127.0.0.1"] * len(names),
         )
         self.endpoints = [local_etcd.endpoint(one) for one in self._configurations]
         self.processes: list[subprocess.Popen[bytes]] = []

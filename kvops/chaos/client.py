@@ -42,8 +42,11 @@ from kvops.inference.engine import die_with_parent, load_factory
 from kvops.inference.pages import Bytes
 from kvops.inference.tier import HostTier, PoolLike, TierConfig
 from kvops.inference.trace import BLOCK_TOKENS
+from kvops.net.wire import Kind as Kinds
 from kvops.store.model import Outcome as PoolOutcome
 from kvops.store.model import PutOptions, Reason
+from kvops.store.trail import Trail
+from kvops.transfer.region import Region
 
 REGISTER_KEYS: Final = 3  # of each client: few keys, much traffic
 REGISTER_BYTES: Final = 4096
@@ -52,6 +55,7 @@ WORKERS: Final = 4  # requests under way in one engine
 MEET_MS: Final = 5_000
 JOIN_LOOK_S: Final = 0.05
 BREAKER_LOOK_S: Final = 0.05
+STALL_S_MIN: Final = 0.025  # a thread that comes back so much later than it asked for has been held up
 SAMPLE_S: Final = 1.0
 FLUSH_S: Final = 0.25  # telemetry is at most this old while all is well
 FACTORY: Final = "kvops.inference.engine:connect_pool"
@@ -90,6 +94,10 @@ class ClientSpec(msgspec.Struct, frozen=True, kw_only=True):
 class NoPool:
     """A pool that has nothing and takes nothing, at no cost."""
 
+    def allocate(self, size_bytes: int) -> memoryview:
+        """Memory of its own."""
+        return Region(size_bytes).view
+
     def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
         """None."""
         return 0
@@ -123,6 +131,9 @@ class NoPool:
         """Nothing is known."""
         return {}
 
+    def follow(self, trail: Trail | None) -> None:
+        """Nothing happens that could leave one."""
+
     def close(self) -> None:
         """Nothing to close."""
 
@@ -136,6 +147,8 @@ class Recorder:
         self._writer = writer
         self._lock = threading.Lock()
         self._number = 0
+        self._waited = cpu_wait_ns()
+        self._sampled_ns = now_ns()
 
     def op_id(self) -> str:
         """A name for the next operation, unique in the run."""
@@ -174,8 +187,13 @@ class Recorder:
             )
         )
 
-    def sample(self) -> None:
-        """What this process holds now."""
+    def sample(self, *, stalled_s: float = 0.0) -> None:
+        """What this process holds now, and how long it waited for a CPU, and stood still, since the last time."""
+        waited, now = cpu_wait_ns(), now_ns()
+        share = None
+        if waited is not None and self._waited is not None:
+            share = round(min(1.0, max(0, waited - self._waited) / max(1, now - self._sampled_ns)), 3)
+        self._waited, self._sampled_ns = waited, now
         self._writer.write(
             Sample(
                 t_ns=now_ns(),
@@ -184,12 +202,53 @@ class Recorder:
                 group=self.spec.group,
                 fds=sum(1 for _ in Path("/proc/self/fd").iterdir()),
                 threads=threading.active_count(),
+                stalled_ms=round(stalled_s * 1000),
+                cpu_stall_share=share,
             )
         )
 
     def flush(self) -> None:
         """Let others see what was written."""
         self._writer.flush()
+
+
+def follow(pool: Any, trail: Trail) -> None:
+    """Have a pool leave a trail, if it can."""
+    if (leave := getattr(pool, "follow", None)) is not None:
+        leave(trail)
+
+
+def answered(trail: Trail, group: str) -> dict[str, Any]:
+    """Of the call that just ended: which master answered it last, in which term."""
+    last = trail.last
+    if last is None or not last.term:
+        return {}
+    return {"leader": f"{group}/{last.master}", "leader_incarnation": last.incarnation, "term": last.term}
+
+
+def seen(trail: Trail, index: int, group: str) -> dict[str, Any]:
+    """Of the call that just ended: who answered, where one of its keys lies, and until when it may be read."""
+    row = answered(trail, group)
+    place = trail.places.get(index)
+    named = trail.first(Kinds.LOOKUP) or trail.first(Kinds.PUT_START)
+    if place is None or named is None:
+        return row
+    row |= {
+        "generation": place.generation,
+        "incarnation": place.incarnation,
+        "offset": place.offset,
+        "extent_bytes": place.size_bytes,
+        "node": place.store,
+        "asked_ns": named.asked_ns,
+        "answered_ns": named.answered_ns,
+    }
+    if trail.lease_until_ns:
+        row |= {
+            "lease_from_ns": named.answered_ns,
+            "lease_until_ns": trail.lease_until_ns,
+            "ended_ns": trail.ended_ns,
+        }
+    return row
 
 
 class RecordedPool:
@@ -199,30 +258,48 @@ class RecordedPool:
     Values are checked here, so outside of what the tier measures. One thread only.
     """
 
-    def __init__(self, pool: PoolLike, recorder: Recorder, *, writer: str) -> None:
+    def __init__(
+        self, pool: PoolLike, recorder: Recorder, *, writer: str, trail: Trail | None = None
+    ) -> None:
         self.pool = pool
         self.writer = writer  # unique in the run
+        self.trail = Trail() if trail is None else trail  # that the pool leaves
         self.request = ""
         self.cls = ""
-        self.calls = 0
         self.puts = 0
         self.wrong: dict[str, int] = {}  # of the request under way: key → wrong bytes
         self._recorder = recorder
         self._position: dict[str, int] = {}
         self._sequence = 0
+        self._api_calls = self._sent_before = self._retried_before = 0
 
     def begin(self, request: str, cls: str, keys: Sequence[str]) -> None:
         """What follows serves this request, whose prefix is these keys."""
         self.request, self.cls = request, cls
         self._position = {key: place for place, key in enumerate(keys)}
-        self.calls = self.puts = 0
+        self.puts = self._api_calls = 0
+        self._sent_before, self._retried_before = self.trail.requests, self.trail.retries
         self.wrong.clear()
+
+    def allocate(self, size_bytes: int) -> memoryview:
+        """As the pool's; no row of it."""
+        return self.pool.allocate(size_bytes)
+
+    @property
+    def calls(self) -> int:
+        """What went over the wire for this request; calls of the pool's own where it leaves no trail."""
+        return (self.trail.requests - self._sent_before) or self._api_calls
+
+    @property
+    def retries(self) -> int:
+        """Reads of this request that were asked for again."""
+        return self.trail.retries - self._retried_before
 
     def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
         """As the pool's; the row of the look-up has the first key."""
         began = now_ns()
         hits = self.pool.prefix_hits(keys, deadline_ms=deadline_ms)
-        self.calls += 1
+        self._api_calls += 1
         self._recorder.operation(
             op_id=self._recorder.op_id(),
             kind=Kind.EXISTS,
@@ -233,12 +310,13 @@ class RecordedPool:
             key=keys[0] if keys else "",
             request=self.request,
             deadline_ms=float(deadline_ms or 0),
+            **answered(self.trail, self._recorder.spec.group),
         )
         return hits
 
     def batch_exists(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> list[bool]:
         """As the pool's."""
-        self.calls += 1
+        self._api_calls += 1
         return self.pool.batch_exists(keys, deadline_ms=deadline_ms)
 
     def batch_get_into(
@@ -248,14 +326,15 @@ class RecordedPool:
         began = now_ns()
         outcomes = self.pool.batch_get_into(keys, buffers, deadline_ms=deadline_ms)
         ended = now_ns()
-        self.calls += int(getattr(self.pool, "calls_of_last_read", 1))
-        for key, buffer, outcome in zip(keys, buffers, outcomes, strict=True):
+        self._api_calls += 1
+        for index, (key, buffer, outcome) in enumerate(zip(keys, buffers, outcomes, strict=True)):
             content, version, digest = Content.UNCHECKED, "", ""
             if outcome.ok:
                 content, version, digest = look(buffer[: outcome.size_bytes or len(buffer)], key)
                 self.wrong[key] = 0 if content is Content.WHOLE else outcome.size_bytes or 1
             self._row(
                 Kind.GET,
+                index,
                 key,
                 outcome,
                 began,
@@ -283,16 +362,16 @@ class RecordedPool:
             keys, buffers, deadline_ms=deadline_ms, options=options, depths=depths
         )
         ended = now_ns()
-        self.calls += 1
+        self._api_calls += 1
         self.puts += len(keys)
-        for key, buffer, outcome in zip(keys, buffers, outcomes, strict=True):
+        for index, (key, buffer, outcome) in enumerate(zip(keys, buffers, outcomes, strict=True)):
             _, version, digest = look(buffer, key)
-            self._row(Kind.PUT, key, outcome, began, ended, deadline_ms, value=version, digest=digest)
+            self._row(Kind.PUT, index, key, outcome, began, ended, deadline_ms, value=version, digest=digest)
         return outcomes
 
     def touch(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> None:
         """As the pool's."""
-        self.calls += 1
+        self._api_calls += 1
         self.pool.touch(keys, deadline_ms=deadline_ms)
 
     def health(self) -> dict[str, Any]:
@@ -306,6 +385,7 @@ class RecordedPool:
     def _row(
         self,
         kind: Kind,
+        index: int,
         key: str,
         outcome: PoolOutcome,
         began: int,
@@ -313,6 +393,9 @@ class RecordedPool:
         deadline_ms: int | None,
         **more: Any,
     ) -> None:
+        where = seen(self.trail, index, self._recorder.spec.group)
+        if outcome.store:
+            where["node"] = outcome.store
         self._recorder.operation(
             op_id=self._recorder.op_id(),
             kind=kind,
@@ -323,10 +406,10 @@ class RecordedPool:
             key=key,
             request=self.request,
             position=self._position.get(key, -1),
-            node=outcome.store or "",
             reason=outcome.reason.value,
             size_bytes=outcome.size_bytes,
             deadline_ms=float(deadline_ms or 0),
+            **where,
             **more,
         )
 
@@ -367,6 +450,21 @@ def now_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
+def cpu_wait_ns() -> int | None:
+    """
+    How long the threads of this process that live now were ready to run and had no CPU; None where the kernel does
+    not count it.
+
+    Source: /proc/<pid>/task/<tid>/schedstat, second field
+    """
+    try:
+        return sum(
+            int((task / "schedstat").read_text().split()[1]) for task in Path("/proc/self/task").iterdir()
+        )
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 class Gpu:
     """The modelled GPU of one engine: serves one prefill at a time, on the history's clock."""
 
@@ -396,9 +494,10 @@ class Engine:
     def __init__(self, spec: ClientSpec, pool: PoolLike, recorder: Recorder, stop: threading.Event) -> None:
         self._spec = spec
         self._stop = stop
-        gpu = Gpu()
+        gpu, trail = Gpu(), Trail()
+        follow(pool, trail)
         count = WORKERS if spec.l2_pages == 0 else 1
-        self._workers = [_Worker(spec, pool, recorder, gpu, number) for number in range(count)]
+        self._workers = [_Worker(spec, pool, recorder, gpu, number, trail) for number in range(count)]
         self._todo: queue.SimpleQueue[tuple[Planned, int] | None] = queue.SimpleQueue()
         self._recorder = recorder
         self._unanswered: dict[str, tuple[Planned, int]] = {}
@@ -443,10 +542,13 @@ def class_of(planned: Planned, spec: ClientSpec) -> str:
 class _Worker:
     """Serves one request at a time, with a tier of its own over the engine's pool client."""
 
-    def __init__(self, spec: ClientSpec, pool: PoolLike, recorder: Recorder, gpu: Gpu, number: int) -> None:
+    def __init__(
+        self, spec: ClientSpec, pool: PoolLike, recorder: Recorder, gpu: Gpu, number: int, trail: Trail
+    ) -> None:
         self._spec = spec
         self._gpu = gpu
-        self._pool = RecordedPool(pool, recorder, writer=f"{spec.writer}{'abcdefgh'[number]}")
+        writer = f"{spec.writer}{'abcdefgh'[number]}"
+        self._pool = RecordedPool(pool, recorder, writer=writer, trail=trail)
         self._recorder = recorder
         config = TierConfig(
             page_bytes=spec.page_bytes,
@@ -492,6 +594,7 @@ class _Worker:
             hit_blocks=fetched.pages,
             local_blocks=fetched.l2_pages,
             rpcs=self._pool.calls,
+            retries=self._pool.retries,
             puts=self._pool.puts,
             wrong_bytes=fetched.wrong_bytes,
             over_deadline=fetched.over_deadline + written.over_deadline,
@@ -511,6 +614,8 @@ class Register:
         self._pool = pool
         self._recorder = recorder
         self._stop = stop
+        self._trail = Trail()
+        follow(pool, self._trail)
         self._rng = random.Random(f"{spec.seed}/{spec.name}/register")
         self._sequence = 0
 
@@ -559,6 +664,9 @@ class Register:
     def _row(
         self, kind: Kind, key: str, outcome: PoolOutcome, began: int, ended: int | None = None, **more: Any
     ) -> None:
+        where = seen(self._trail, 0, self._spec.group)
+        if outcome.store:
+            where["node"] = outcome.store
         self._recorder.operation(
             op_id=self._recorder.op_id(),
             kind=kind,
@@ -567,10 +675,10 @@ class Register:
             t_return_ns=now_ns() if ended is None else ended,
             cls="register",
             key=key,
-            node=outcome.store or "",
             reason=outcome.reason.value,
             size_bytes=outcome.size_bytes,
             deadline_ms=float(self._spec.deadline_ms),
+            **where,
             **more,
         )
 
@@ -585,17 +693,23 @@ class Watch:
 
     def run(self) -> None:
         """Until told to stop."""
-        sampled = flushed = 0.0
+        sampled = flushed = stalled_s = 0.0
+        before = time.monotonic()
         while not self._stop.wait(BREAKER_LOOK_S):
             now = time.monotonic()
+            if (gap_s := now - before - BREAKER_LOOK_S) > STALL_S_MIN:
+                stalled_s += gap_s
+            before = now
             for pool, recorder in self._pools:
                 self._breakers(pool, recorder)
             if now - sampled >= SAMPLE_S:
                 sampled = now
-                self._pools[0][1].sample()
+                self._pools[0][1].sample(stalled_s=stalled_s)
+                stalled_s = 0.0
             if now - flushed >= FLUSH_S:
                 flushed = now
                 self._pools[0][1].flush()
+        self._pools[0][1].sample(stalled_s=stalled_s)
         for _, recorder in self._pools:
             for (name, domain, node), state in self._known.items():
                 if name == recorder.name and state != "closed":

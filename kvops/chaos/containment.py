@@ -46,6 +46,9 @@ SHARE_MARGIN: Final = 0.01  # of requests or tokens: how much more counts as the
 DEGRADED_MARGIN: Final = 0.02  # of a domain's requests: recomputing depends on who came first, too
 CONTAINED_REQUESTS_MIN: Final = 100  # in the fault's window; with fewer K means nothing
 AFTER_REQUESTS_MIN: Final = 50  # after the undo, for a ratio of their own
+NOISE_MAX: Final = (
+    0.2  # of requests: where two arms without a fault disagree on more, their difference says nothing
+)
 K_LOOSE: Final = 1.5  # K's interval may reach this many times its bound, or K is unknown
 REWARM_SHARE: Final = 0.95  # of the twins' hits
 METRICS: Final = ("degraded", "success", "ttft_p50", "ttft_p99", "hit", "recompute", "rpc")
@@ -201,7 +204,13 @@ def _measure(record: RunRecord, pairs: Pairs) -> Containment:
             np.array([mean for mean, _ in cells]), np.array([float(count) for _, count in cells]), rng=rng
         )
     k_verdict, k_why = _judge_k(
-        excess, low, high, lost, int(inside.sum()), bounds.containment_ratio, has_again
+        excess,
+        low,
+        high,
+        lost,
+        int(inside.sum()),
+        bounds.containment_ratio,
+        noise,
     )
     k, k_low, k_high = (None if value is None or lost == 0 else value / lost for value in (excess, low, high))
     if not has_again and inside.any():
@@ -274,7 +283,7 @@ def _judge_k(
     lost: float,
     requests: int,
     bound: float,
-    calibrated: bool,
+    noise: float | None,
 ) -> tuple[Verdict, str]:
     if excess is None or low is None or high is None:
         return Verdict.UNKNOWN, "no request with a twin while the fault was active"
@@ -283,6 +292,8 @@ def _judge_k(
             Verdict.UNKNOWN,
             f"{requests} requests while the fault was active; {CONTAINED_REQUESTS_MIN} are needed",
         )
+    if noise is not None and noise > NOISE_MAX:
+        return Verdict.UNKNOWN, f"two arms without a fault disagree on {100 * noise:.0f} % of the requests"
     # Without lost capacity there is no ratio: then no request at all may be degraded, within the margin.
     limit = bound * lost if lost else SHARE_MARGIN
     what = f"K {excess / lost:.2f}" if lost else f"{100 * excess:.2f} % degraded"
@@ -290,7 +301,7 @@ def _judge_k(
         if high <= max(K_LOOSE * limit, SHARE_MARGIN):
             return Verdict.VALID, f"{what} within its bound"
         return Verdict.UNKNOWN, f"{what} is within its bound, but its interval is too wide: run longer"
-    if low > limit and excess - limit > SHARE_MARGIN and calibrated:
+    if low > limit and excess - limit > SHARE_MARGIN and noise is not None:
         return Verdict.INVALID, f"{what} is above its bound"
     return Verdict.UNKNOWN, f"{what} is above its bound, by less than noise can be told from"
 

@@ -110,7 +110,7 @@ class Environment(_Struct, frozen=True, kw_only=True):
 
 
 class PoolSpec(_Struct, frozen=True, kw_only=True):
-    """The pool that the experiment starts for itself, on this machine."""
+    """The pool that the experiment starts for itself, on this machine; or one that runs in a lab."""
 
     stores: Annotated[int, Meta(ge=1, le=16)] = 3
     masters: Annotated[int, Meta(ge=1, le=3)] = 1
@@ -121,6 +121,10 @@ class PoolSpec(_Struct, frozen=True, kw_only=True):
     placement: Literal["local-first", "random"] = "local-first"
     transports: list[Literal["shm", "tcp", "verbs"]] = msgspec.field(default_factory=lambda: ["shm", "tcp"])
     network: Literal["host", "lab"] = "host"  # lab: a network namespace for each member
+    own_disk: Size = "0B"  # of a file system in memory for all files of the pool; 0B: where others are
+    running: str = (
+        ""  # group of a lab that is up: nothing is started, and stores and masters are as they are there
+    )
     roles_needed: list[str] = []  # roles beyond these that must be there, such as router
 
 

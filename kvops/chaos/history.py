@@ -267,9 +267,15 @@ class Operation(Row, frozen=True, kw_only=True, tag="op", rename={"cls": "class"
     attempt: int = 1
     hedge: bool = False
     node: str = ""  # store that served it, or the drained one
-    leader: str = ""  # master that acknowledged it
-    term: int = 0
-    generation: int = 0
+    leader: str = ""  # master that answered it last, as ``group/name``
+    leader_incarnation: int = 0  # of its process
+    term: int = 0  # that it led when the client's connection was made
+    generation: int = 0  # of the object's place, which ``node`` holds
+    incarnation: int = 0  # of the node's process; 0: the place is not known
+    offset: int = 0  # of the place, in the node's segment
+    extent_bytes: int = 0  # of the object that lies there, or is to
+    asked_ns: int = 0  # the call that named the place was sent, and
+    answered_ns: int = 0  # answered
     reason: str = ""  # of kvops.Reason: HIT, STORED, MISS, TIMEOUT …
     value: str = ""  # version put or read, "writer:seq"
     digest: str = ""  # of the value's bytes
@@ -281,7 +287,8 @@ class Operation(Row, frozen=True, kw_only=True, tag="op", rename={"cls": "class"
     recomputed_tokens: int = 0
     deadline_ms: float = 0.0  # declared budget; 0: none
     lease_from_ns: int = 0
-    lease_until_ns: int = 0  # 0: no lease
+    lease_until_ns: int = 0  # as the master keeps it; 0: no lease
+    ended_ns: int = 0  # of a read: its last byte was there; 0: when it returned
     revalidated: bool = False  # the location was asked for again after the read
     rpcs: int = 1  # calls that it made
     error: str = ""
@@ -359,6 +366,9 @@ class Sample(Row, frozen=True, kw_only=True, tag="sample"):
     qps: int | None = None
     mrs: int | None = None
     loop_gap_ms: float | None = None  # longest since the last sample
+    stalled_ms: float = (
+        0.0  # since the last sample: how long all of the process stood still, against its will
+    )
     cpu_stall_share: float | None = None
 
 

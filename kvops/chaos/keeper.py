@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from kvops.chaos import lab
 from kvops.errors import KvopsError
 from kvops.fleet.local import LocalGroup, daemon_environment, local_groups
 from kvops.fleet.process import ProcessIdentity, identify, is_running
@@ -74,9 +75,12 @@ def keep(folder: Path, state_dir: Path, runner: ProcessIdentity) -> None:
         pause.wait(LOOK_S)
     for name in local_groups(folder):
         try:
+            lab.down(folder, name, tell=lambda name, text: None)
             LocalGroup(folder, name).stop(grace_s=1.0)
         except KvopsError:
             continue  # what the kernel holds nobody can end; the others must still be stopped
+    if folder.is_mount():  # a pool with a file system of its own
+        subprocess.run(["umount", "--lazy", str(folder)], capture_output=True, timeout=10, check=False)
     shutil.rmtree(folder, ignore_errors=True)
 
 

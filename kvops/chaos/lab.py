@@ -6,8 +6,9 @@ A staging fleet on one machine: a network namespace with an address of its own f
     kvops-<tag>-sw      the switch: a bridge, nothing else
     kvops-<tag>-<node>  a node: eth0 (10.78.0.x), one end of a veth pair whose other end is on the bridge
 
-The group in it is an ordinary local group: ``kvops status``, ``logs`` and ``replay`` know it. What was made is
-written down before it is made, so that ``down`` also removes what a killed ``up`` left.
+The group in it is an ordinary local group: ``kvops status``, ``logs`` and ``replay`` know it, and look at it from
+the node for clients. What was made is written down before it is made, so that ``down`` also removes what a
+killed ``up`` left.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,10 +28,20 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvops.chaos import netns
+from kvops.chaos.ledger import Book
 from kvops.chaos.procs import pids
-from kvops.errors import KvopsError, LeftBehind, Refused, Unsupported, UsageError
+from kvops.errors import KvopsError, LeftBehind, Refused, Unreachable, Unsupported, UsageError
 from kvops.files import load_yaml, write_yaml
-from kvops.fleet.local import Command, GroupState, LocalGroup, Member, StartPlan, Tell, serve_command
+from kvops.fleet.local import (
+    DEFAULT_GROUP,
+    Command,
+    GroupState,
+    LocalGroup,
+    Member,
+    StartPlan,
+    Tell,
+    serve_command,
+)
 from kvops.fleet.process import identify, send_signal, wait_ended
 
 if TYPE_CHECKING:
@@ -57,6 +69,23 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     tag: str
     nodes: list[Node]
+
+    @property
+    def inode(self) -> int:
+        """
+        The namespace of the node for clients, from which all others are reached.
+
+        Raises:
+            Unreachable: It has ended: the machine was started anew, or somebody removed it.
+        """
+        try:
+            return (netns.NAMED / self.node(CLIENT_NODE).netns).stat().st_ino
+        except OSError as error:
+            named = "" if self.group == DEFAULT_GROUP else f" -g {self.group}"
+            raise Unreachable(
+                f"the lab of group {self.group} is written down, but its namespaces have ended",
+                fix=f"forget it: kvops{named} chaos lab down",
+            ) from error
 
     def node(self, name: str) -> Node:
         """
@@ -108,6 +137,9 @@ class LabGroup(LocalGroup):
         super().__init__(state_dir, lab.group, command=on_node)
         self.lab = lab
 
+    def _etcd_address(self, name: str) -> str:
+        return self.lab.node(name).address
+
     def _preflight(self, plan: StartPlan) -> None:
         """The addresses are the nodes' own: nobody else can have them. Memory is checked as ever."""
         here = replace(plan, listen="127.0.0.1:0", control="127.0.0.1:0", http="127.0.0.1:0")
@@ -132,10 +164,24 @@ class LabGroup(LocalGroup):
 
 
 def up(
-    state_dir: Path, group: str, *, stores: int, segment_size_bytes: int, timeout_s: float, tell: Tell
+    state_dir: Path,
+    group: str,
+    plan: StartPlan,
+    *,
+    timeout_s: float,
+    tell: Tell,
+    command: Command = serve_command,
 ) -> Lab:
     """
     Make the nodes and start the group on them; a lab that is up is left as it is.
+
+    Args:
+        state_dir: Where the lab and its group are written down.
+        group: Its name.
+        plan: What is started. Addresses are the nodes' own, the transport is tcp.
+        timeout_s: For the start.
+        tell: Told of each step.
+        command: How a role is run.
 
     Raises:
         Unsupported: No namespaces can be made here.
@@ -145,8 +191,9 @@ def up(
     reason = missing()
     if reason is not None:
         raise Unsupported(f"no lab can be made: {reason}", fix="plain processes: kvops start --stores 3")
-    if not 1 <= stores <= NODES_MAX:
-        raise UsageError(f"{stores} stores in one lab", fix=f"use 1 to {NODES_MAX}")
+    names = [CLIENT_NODE, *(member.name for member in plan.members())]
+    if len(names) > NODES_MAX:
+        raise UsageError(f"{len(names)} nodes in one lab", fix=f"use {NODES_MAX} at most")
     found = read(state_dir, group)
     state = LocalGroup(state_dir, group).read()
     running = state is not None and any(member.running for member in state.members)
@@ -165,7 +212,6 @@ def up(
     if found is not None:
         down(state_dir, group, tell=tell)  # half of it: what a killed up left
     tag = uuid.uuid4().hex[:6]
-    names = [CLIENT_NODE, "master-0", *(f"store-{index}" for index in range(stores))]
     nodes = [Node(name="switch", netns=f"kvops-{tag}-sw")]
     nodes += [
         Node(name=name, netns=f"kvops-{tag}-{index}", address=f"{NETWORK}.{index + 1}")
@@ -177,8 +223,8 @@ def up(
     try:
         _make(lab)
         tell("nodes", f"{len(names)} made")
-        plan = StartPlan(stores=stores, segment_size_bytes=segment_size_bytes, transports=("tcp",))
-        LabGroup(state_dir, lab).start(plan, timeout_s=timeout_s, tell=tell)
+        started = replace(plan, transports=("tcp",))
+        LabGroup(state_dir, lab, command=command).start(started, timeout_s=timeout_s, tell=tell)
     except BaseException:
         down(state_dir, group, tell=lambda name, text: None)
         raise
@@ -187,17 +233,22 @@ def up(
 
 def down(state_dir: Path, group: str, *, tell: Tell) -> list[str]:
     """
-    Stop the group and remove its nodes; of a lab that is not there nothing is left to do.
+    Stop the group, remove its nodes, and forget both; of a lab that is not there nothing is left to do.
+
+    What a dead experiment left is taken back first: some of it outlives a namespace. A lab whose namespaces
+    have ended (the machine was started anew) is forgotten.
 
     Returns:
         The namespaces that were removed.
 
     Raises:
-        LeftBehind: A namespace is still there.
+        Refused: An experiment runs.
+        LeftBehind: A namespace is still there, or an experiment's undo is not complete.
     """
     lab = read(state_dir, group)
     if lab is None:
         return []
+    _end_experiments(state_dir)
     LabGroup(state_dir, lab).stop(tell=tell)
     removed = []
     for node in reversed(lab.nodes):
@@ -211,9 +262,34 @@ def down(state_dir: Path, group: str, *, tell: Tell) -> list[str]:
     if left:
         commands = "; ".join(f"ip netns del {name}" for name in left)
         raise LeftBehind(f"namespaces are left: {', '.join(left)}", fix=commands)
+    shutil.rmtree(LabGroup(state_dir, lab).folder, ignore_errors=True)
     lab_file(state_dir, group).unlink()
     tell("nodes", f"{len(removed)} removed")
     return removed
+
+
+def _end_experiments(state_dir: Path) -> None:
+    from kvops.chaos.control import recover
+
+    running = Book(state_dir).run_by()
+    if running is not None:
+        raise Refused(f"experiment {running} is running", fix="end it first: kvops chaos abort")
+    dirty = [one for one in recover(state_dir) if not one.clean]
+    if dirty:
+        commands = [command for one in dirty for command in one.commands]
+        raise LeftBehind(
+            f"something of {', '.join(one.id for one in dirty)} is left behind", fix="; ".join(commands)
+        )
+
+
+@contextmanager
+def inside(lab: Lab | None) -> Iterator[None]:
+    """While this lasts, the calling thread and what it starts are on the lab's node for clients, if there is one."""
+    if lab is None:
+        yield
+        return
+    with netns.entered(lab.inode):
+        yield
 
 
 def restart(
@@ -270,6 +346,8 @@ def _end_processes(inode: int) -> None:
     """End whatever runs in a namespace: while one process lives there, it is not gone."""
     found = []
     for pid in pids():
+        if pid == os.getpid():
+            continue
         try:
             inside = netns.inode_of(pid) == inode
         except OSError:

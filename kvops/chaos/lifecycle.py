@@ -34,6 +34,7 @@ from kvops.chaos import picture
 from kvops.chaos.guardian import DEADLINE_S_MAX, Orders, arm, write_lease
 from kvops.chaos.ledger import Book, Experiment
 from kvops.chaos.model import Evidence, Fault, State, in_conflict
+from kvops.chaos.own_path import cut_by
 from kvops.chaos.steps import UndoStep
 from kvops.chaos.undo import UNDO_TIMEOUT_S, StepResult, left, undo
 from kvops.errors import (
@@ -192,6 +193,9 @@ class Injection:
                     f"{target.name} belongs to {target.group or 'a group'} ({target.environment}): no faults there",
                     fix="use a staging group",
                 )
+            cut = cut_by(one)
+            if cut is not None:
+                raise Refused(f"{one.name} would cut kvops off: {cut}", fix="choose another target")
             if not target.processes and not target.netns:
                 raise Refused(f"{target.name} has no process: nothing would happen", fix="start it first")
 

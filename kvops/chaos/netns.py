@@ -12,6 +12,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -25,8 +26,8 @@ _CLONE_NEWNET: Final = 0x40000000  # sched.h
 Result = TypeVar("Result")
 
 
-def inode_of(pid: int | str = "self") -> int:
-    """The namespace that a process is in."""
+def inode_of(pid: int | str = "thread-self") -> int:
+    """The namespace that a process is in; our own thread's by default."""
     return os.stat(f"/proc/{pid}/ns/net").st_ino  # noqa: PTH116 (follows the magic link)
 
 
@@ -113,20 +114,11 @@ def call_in(inode: int, function: Callable[[], Result]) -> Result:
     errors: list[BaseException] = []
 
     def run() -> None:
-        handle = open_netns(inode)
         try:
-            if handle is None:
-                raise Unsupported(f"network namespace {inode} has ended", fix="start the target again")
-            libc = ctypes.CDLL(None, use_errno=True)
-            if libc.setns(handle, _CLONE_NEWNET) != 0:
-                reason = os.strerror(ctypes.get_errno())
-                raise Unsupported(f"cannot enter network namespace {inode}: {reason}", fix="run as root")
+            enter(inode)
             results.append(function())
         except BaseException as error:  # noqa: BLE001 (raised again by the caller's thread)
             errors.append(error)
-        finally:
-            if handle is not None:
-                os.close(handle)
 
     thread = threading.Thread(target=run, name=f"netns-{inode}")
     thread.start()
@@ -134,3 +126,40 @@ def call_in(inode: int, function: Callable[[], Result]) -> Result:
     if errors:
         raise errors[0]
     return results[0]
+
+
+def enter(inode: int) -> None:
+    """
+    Move the calling thread to a namespace, with all threads and processes that it starts from now on.
+
+    Raises:
+        Unsupported: The namespace has ended, or we may not enter it.
+    """
+    handle = open_netns(inode)
+    if handle is None:
+        raise Unsupported(f"network namespace {inode} has ended", fix="start the target again")
+    try:
+        _set(handle, inode)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def entered(inode: int) -> Iterator[None]:
+    """While this lasts, the calling thread is in a namespace; see ``enter``."""
+    back = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        enter(inode)
+        try:
+            yield
+        finally:
+            _set(back, 0)
+    finally:
+        os.close(back)
+
+
+def _set(handle: int, inode: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(handle, _CLONE_NEWNET) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise Unsupported(f"cannot enter network namespace {inode}: {reason}", fix="run as root")

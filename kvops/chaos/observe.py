@@ -6,21 +6,19 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from kvops.chaos import masters
 from kvops.chaos.client import now_ns
 from kvops.chaos.history import Event, EventKind, HistoryWriter, Sample
-from kvops.chaos.pool import PoolUnderTest, master_statuses
+from kvops.chaos.pool import PoolUnderTest
 from kvops.errors import KvopsError
-from kvops.files import read_secret
-from kvops.fleet.local import Member
-from kvops.store.model import Event as PoolEvent
 
 SAMPLE_S: Final = 1.0
-CONTROL_TIMEOUT_S: Final = 2.0
+LEADERS_EVERY_IN_LAB: Final = 3  # samples
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _QUIET: Final = ("client.", "replay.")  # events of a group that say nothing about its health
 _DETECTED: Final = ("store.suspected", "store.reported")
@@ -82,16 +80,19 @@ class Sampler:
                 continue  # it does not run now
 
     def _run(self) -> None:
+        # A lab's masters are asked by a process each time: now and then is enough.
+        every, turn = (LEADERS_EVERY_IN_LAB if self._pool.spec.network == "lab" else 1), 0
         while not self._stop.wait(SAMPLE_S):
             self.take("run")
-            if self._pool.spec.masters > 1:
+            turn += 1
+            if self._pool.spec.masters > 1 and turn % every == 0:
                 self._leaders()
 
     def _leaders(self) -> None:
         """Who says that it leads, and in which term: two in one term is what must never be seen."""
         for name, group in self._pool.groups.items():
             try:
-                statuses = master_statuses(group)
+                statuses = masters.statuses(group)
             except KvopsError:
                 continue  # the group is being changed
             for member, status in statuses:
@@ -119,7 +120,7 @@ def write_group_events(pool: PoolUnderTest, writer: HistoryWriter, *, since_ns: 
     )
     count = 0
     for name, group in pool.groups.items():
-        for event in _events(group.require().members, group.secret_file, since):
+        for event in masters.events(group, since):
             if event.event.startswith(_QUIET):
                 continue
             at_ns = int(datetime.fromisoformat(event.time).timestamp() * 1e9) - wall_minus_boot_ns
@@ -141,18 +142,3 @@ def write_group_events(pool: PoolUnderTest, writer: HistoryWriter, *, since_ns: 
                 )
             count += 1
     return count
-
-
-def _events(members: list[Member], secret_file: Path, since: str) -> Iterator[PoolEvent]:
-    from kvops.store.control import ControlClient
-
-    for member in members:
-        if member.role != "master" or not member.addresses.get("control"):
-            continue
-        try:
-            with closing(
-                ControlClient(member.addresses["control"], read_secret(secret_file), CONTROL_TIMEOUT_S)
-            ) as client:
-                yield from client.events(since)
-        except KvopsError:
-            continue

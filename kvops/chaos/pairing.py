@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,6 +19,7 @@ Ints = NDArray[np.int64]
 
 NS: Final = 1e-9
 STALL_SLACK: Final = 0.1  # of the time, beyond the most that the arms without a fault were stalled
+WAIT_FACTOR: Final = 1.5  # clients recompute what a fault took, so they may well wait longer than without
 
 
 class Phase(IntEnum):
@@ -116,7 +118,7 @@ def pair(record: RunRecord) -> Pairs:
     for row in record.requests:
         tables[row.arm][row.block, row.request] = row
     starts = {(one.arm, one.block): one.t_start_ns for one in record.blocks}
-    invalid = _invalid(record)
+    invalid = invalid_blocks(record)
     leading = Arm.FAULT if tables[Arm.FAULT] else Arm.BASELINE
     rows = [row for (block, _), row in tables[leading].items() if block not in invalid]
     faults = block_faults(record)
@@ -170,18 +172,50 @@ def pair(record: RunRecord) -> Pairs:
     )
 
 
-def _invalid(record: RunRecord) -> dict[int, str]:
-    """Blocks that do not count, with why: by whoever ran them, or because the machine stalled beyond its usual."""
-    quiet = [one.cpu_stall_share for one in record.blocks if one.arm in (Arm.BASELINE, Arm.CONTROL)]
-    limit = max(quiet, default=1.0) + STALL_SLACK
+def invalid_blocks(record: RunRecord) -> dict[int, str]:
+    """
+    Blocks that do not count, with why: by whoever ran them, or because the machine stalled beyond its usual.
+
+    Its usual is the most that an arm without a fault was stalled: the machine as a whole, and the clients themselves.
+    """
+    waits = _client_waits(record)
+    quiet = [one for one in record.blocks if one.arm in (Arm.BASELINE, Arm.CONTROL)]
+    most = max((one.cpu_stall_share for one in quiet), default=1.0)
+    most_wait = max((waits.get((one.arm, one.block), 0.0) for one in quiet), default=1.0)
     found = {}
     for one in record.blocks:
-        stalled = one.arm is Arm.FAULT and one.cpu_stall_share > limit
         why = one.invalid
-        if stalled and not why:
-            why = f"CPU stalled {100 * one.cpu_stall_share:.0f} % of the time, at most {100 * max(quiet):.0f} % without"
+        if one.arm is Arm.FAULT and not why:
+            wait = waits.get((one.arm, one.block), 0.0)
+            if one.cpu_stall_share > most + STALL_SLACK:
+                why = f"CPU stalled {100 * one.cpu_stall_share:.0f} % of the time, at most {100 * most:.0f} % without"
+            elif wait > WAIT_FACTOR * most_wait + STALL_SLACK:
+                why = f"clients waited for a CPU {100 * wait:.0f} % of it, at most {100 * most_wait:.0f} % without"
         if why:
             found[one.block] = f"block {one.block} {one.arm} does not count: {why}"
+    return found
+
+
+def wanting(record: RunRecord, blocks: int) -> str:
+    """Why a further block is to be run until so many count; empty when they do."""
+    have = {one.block for one in record.blocks}
+    invalid = invalid_blocks(record)
+    return list(invalid.values())[-1] if len(have) - len(invalid) < blocks and invalid else ""
+
+
+def _client_waits(record: RunRecord) -> dict[tuple[Arm, int], float]:
+    """The share of the time in which clients were ready to run and had no CPU, by stretch of load."""
+    seen = sorted(
+        (one.t_ns, one.cpu_stall_share)
+        for one in record.samples
+        if one.role == "client" and one.cpu_stall_share is not None
+    )
+    times = [at for at, _ in seen]
+    found = {}
+    for block in record.blocks:
+        part = seen[bisect_left(times, block.t_start_ns) : bisect_right(times, block.t_end_ns)]
+        if part:
+            found[block.arm, block.block] = float(np.mean([share for _, share in part]))
     return found
 
 

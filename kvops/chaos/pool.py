@@ -1,32 +1,34 @@
 """
 The pool that an experiment breaks: local groups of its own, one logical host for each store and each engine.
 
-Members are named ``group/member``, such as ``g1/store-0``. Nothing of it is left afterwards.
+Members are named ``group/member``, such as ``g1/store-0``. Nothing of it is left afterwards. With a network of
+``lab`` each member has a network namespace of its own; a lab that is up already can be the pool, too.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from kvops.chaos.experiment import PoolSpec, size_bytes
+import msgspec
+
+from kvops.chaos import lab, masters
+from kvops.chaos.experiment import Experiment, PoolSpec, size_bytes
 from kvops.chaos.keeper import kept
-from kvops.errors import KvopsError, LeftBehind, Refused, Unsupported, UsageError
-from kvops.files import read_secret
+from kvops.errors import LeftBehind, Refused, Unsupported, UsageError
 from kvops.fleet import etcd
 from kvops.fleet.local import Command, LocalGroup, Member, StartPlan, serve_command
 from kvops.limits import GIB
 
-if TYPE_CHECKING:
-    from kvops.store.model import MasterStatus
-
 START_TIMEOUT_S: Final = 60.0
-CONTROL_TIMEOUT_S: Final = 1.0
+MOUNT_TIMEOUT_S: Final = 10.0
 START_TIMEOUT_S_PER_GIB: Final = 4.0
 
 
@@ -66,7 +68,7 @@ class PoolUnderTest:
     @staticmethod
     def _leader(group: LocalGroup) -> str:
         """The name of the master that leads; empty while none says so."""
-        found = [(status.term, name) for name, status in master_statuses(group) if status.role == "leader"]
+        found = [(status.term, name) for name, status in masters.statuses(group) if status.role == "leader"]
         return max(found)[1] if found else ""
 
     @staticmethod
@@ -138,24 +140,6 @@ class PoolUnderTest:
                 yield f"{name}/{member.name}", member
 
 
-def master_statuses(group: LocalGroup) -> list[tuple[str, MasterStatus]]:
-    """What each master of a group says of itself; those that do not answer are left out."""
-    from kvops.store.control import ControlClient
-
-    found = []
-    for member in group.require().members:
-        if member.role != "master" or not member.addresses.get("control"):
-            continue
-        try:
-            with closing(
-                ControlClient(member.addresses["control"], read_secret(group.secret_file), CONTROL_TIMEOUT_S)
-            ) as client:
-                found.append((member.name, client.status()))
-        except KvopsError:
-            continue
-    return found
-
-
 def check_supported(spec: PoolSpec) -> None:
     """
     Refuse a pool that this version cannot start.
@@ -170,11 +154,20 @@ def check_supported(spec: PoolSpec) -> None:
             raise Unsupported(
                 f"the experiment's pool has an etcd of its own: {error.what}", fix=error.fix
             ) from None
+    if size_bytes(spec.own_disk) and os.geteuid() != 0:
+        raise Unsupported("the experiment's pool wants a file system of its own", fix="run it as root")
     if spec.network == "lab":
-        raise Unsupported(
-            "the experiment's pool wants a network namespace for each member",
-            fix="kvops chaos lab up makes them; experiments in a lab are not run by this version",
-        )
+        reason = lab.missing()
+        if reason is not None:
+            raise Unsupported(
+                f"the experiment's pool wants a network namespace for each member: {reason}",
+                fix="run it as root, or with network: host",
+            )
+        if spec.groups > 1:
+            raise Unsupported(
+                f"{spec.groups} groups in one lab: its nodes are one network of one group",
+                fix="use network: host",
+            )
     if spec.roles_needed:
         raise Unsupported(
             f"the experiment needs {', '.join(spec.roles_needed)}, which a local group does not have",
@@ -205,29 +198,124 @@ def started(
         LeftBehind: A process did not end.
     """
     check_supported(spec)
+    if spec.running:
+        with _found(spec, state_dir) as pool:
+            yield pool
+        return
     with ExitStack() as stack:
         home = Path(tempfile.mkdtemp(prefix="kvops-chaos-", dir=folder))
         stack.enter_context(kept(home, state_dir))
         stack.callback(shutil.rmtree, home, ignore_errors=True)
+        if size_bytes(spec.own_disk):
+            stack.callback(_unmount, home)
+            _mount(home, size_bytes(spec.own_disk))
         pool = PoolUnderTest(spec=spec, groups={}, state_dir=home)
         segment_bytes = size_bytes(spec.segment_size)
         timeout_s = START_TIMEOUT_S + START_TIMEOUT_S_PER_GIB * spec.stores * segment_bytes / GIB
+        plan = StartPlan(
+            stores=spec.stores,
+            segment_size_bytes=segment_bytes,
+            placement=spec.placement,
+            masters=spec.masters,
+            etcd_members=spec.etcd,
+            transports=tuple(spec.transports),
+        )
         for name in group_names(spec):
+            if spec.network == "lab":
+                stack.callback(lab.down, home, name, tell=_to_nobody)
+                made = lab.up(home, name, plan, timeout_s=timeout_s, tell=_to_nobody, command=command)
+                # On the clients' node from here on: there the members can be reached, and nowhere else.
+                stack.enter_context(lab.inside(made))
+                pool.groups[name] = lab.LabGroup(home, made, command=command)
+                continue
             group = LocalGroup(home, name, command=command)
             stack.callback(_stop, group)
-            group.start(
-                StartPlan(
-                    stores=spec.stores,
-                    segment_size_bytes=segment_bytes,
-                    placement=spec.placement,
-                    masters=spec.masters,
-                    etcd_members=spec.etcd,
-                    transports=tuple(spec.transports),
-                ),
-                timeout_s=timeout_s,
-            )
+            group.start(plan, timeout_s=timeout_s)
             pool.groups[name] = group
         yield pool
+
+
+def _mount(folder: Path, size: int) -> None:
+    options = f"size={size},mode=0700"
+    result = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "kvops-chaos", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=MOUNT_TIMEOUT_S,
+        check=False,
+    )
+    if result.returncode != 0:
+        raise Unsupported(
+            f"no file system of its own can be made: {result.stderr.strip()}", fix="run it as root"
+        )
+
+
+def _unmount(folder: Path) -> None:
+    """Lazily: whoever still has a file open in it keeps that alone."""
+    subprocess.run(
+        ["umount", "--lazy", str(folder)], capture_output=True, timeout=MOUNT_TIMEOUT_S, check=False
+    )
+
+
+def _to_nobody(name: str, text: str) -> None:
+    """Nobody watches the start of a pool under test."""
+
+
+@contextmanager
+def _found(spec: PoolSpec, state_dir: Path) -> Iterator[PoolUnderTest]:
+    """A lab's group that runs already, left running; its objects of this run stay until they are evicted."""
+    made = lab.read(state_dir, spec.running)
+    if made is None:
+        raise UsageError(
+            f"group {spec.running} has no lab under {state_dir}",
+            fix=f"make it: kvops -g {spec.running} chaos lab up",
+        )
+    with lab.inside(made):
+        group = lab.LabGroup(state_dir, made)
+        pool = PoolUnderTest(spec=spec, groups={spec.running: group}, state_dir=state_dir)
+        trouble = pool.healthy()
+        if trouble is not None:
+            raise Refused(f"the lab is not well: {trouble}", fix=f"kvops -g {spec.running} restart")
+        yield pool
+
+
+def on_lab(experiment: Experiment, state_dir: Path, group: str) -> Experiment:
+    """
+    The same experiment, on a lab that is up.
+
+    Raises:
+        UsageError: That group has no lab.
+        Unsupported: The lab lacks what the experiment asks for.
+    """
+    spec = experiment.ours.pool
+    if lab.read(state_dir, group) is None:
+        raise UsageError(
+            f"group {group} has no lab under {state_dir}", fix=f"make it: kvops -g {group} chaos lab up"
+        )
+    state = LocalGroup(state_dir, group).require()
+    have = {role: sum(one.role == role for one in state.members) for role in ("master", "store", "etcd")}
+    wanted = {"master": spec.masters, "store": spec.stores, "etcd": spec.etcd}
+    for role, count in wanted.items():
+        if have[role] < count:
+            raise Unsupported(
+                f"the experiment wants {count} × {role}, the lab of {group} has {have[role]}",
+                fix="kvops chaos lab down, then up with more: see kvops chaos lab up --help",
+            )
+    if spec.groups > 1:
+        raise Unsupported(
+            f"the experiment wants {spec.groups} groups, a lab has one", fix="run it without --lab"
+        )
+    pool = msgspec.structs.replace(
+        spec,
+        running=group,
+        network="lab",
+        masters=have["master"],
+        stores=have["store"],
+        etcd=have["etcd"],
+        placement="random" if state.placement == "random" else "local-first",
+        transports=["tcp"],
+    )
+    return msgspec.structs.replace(experiment, kvops=msgspec.structs.replace(experiment.ours, pool=pool))
 
 
 def _stop(group: LocalGroup) -> None:
@@ -239,6 +327,8 @@ def _stop(group: LocalGroup) -> None:
 
 def group_names(spec: PoolSpec) -> Sequence[str]:
     """Names of the groups of a pool."""
+    if spec.running:
+        return [spec.running]
     return [f"g{number + 1}" for number in range(spec.groups)]
 
 

@@ -188,6 +188,8 @@ def client_specs(
     pool_factory: str = "",
 ) -> list[ClientSpec]:
     """What each client of a stretch is told."""
+    # A pool that was there before may hold what a former run put under the same names.
+    run = f"{folder.name}/" if pool.running else ""
     page_bytes = size_bytes(workload.page_size)
     l2_pages = size_bytes(workload.l2_size) // page_bytes
     deadline_ms = round(seconds(workload.deadline) * 1000)
@@ -217,7 +219,7 @@ def client_specs(
                     warmup_s=seconds(workload.warmup),
                     duration_s=duration_s,
                     seed=seed,
-                    key_prefix=f"{arm.value}/{block}/{group}/",
+                    key_prefix=f"{run}{arm.value}/{block}/{group}/",
                     page_bytes=page_bytes,
                     l2_pages=l2_pages,
                     deadline_ms=deadline_ms,

@@ -22,7 +22,9 @@ COMMANDS: Final[dict[str, Row]] = {
     "validate": Row("What is wrong with an experiment file.", "chaos_validate"),
     "run": Row("One experiment, from the first look to the verdict.", "chaos_run"),
     "suite": Row("A folder of experiments, and the matrix of their verdicts.", "chaos_suite"),
+    "inject": Row("One fault on a running group, here or over SSH, by hand.", "chaos_inject"),
     "soak": Row("Random faults within bounds, round after round.", "chaos_soak"),
+    "calibrate": Row("Runs without a fault: what noise alone is blamed for.", "chaos_calibrate"),
     "sim": Row("Break a simulated pool under virtual time, seed by seed.", "chaos_sim"),
     "doctor": Row("Which faults this machine can do, and how.", "chaos_doctor"),
     "catalog": Row("Every fault: what it certifies, and what it does not.", "chaos_catalog"),
@@ -37,6 +39,8 @@ COMMANDS: Final[dict[str, Row]] = {
 }
 """In the order help shows them; each module holds its command as ``command``."""
 
+HIDDEN: Final = Row("What inject --host speaks with.", "chaos_agent")
+
 
 class Chaos(Group):
     """Knows its commands by name and imports one when it is needed."""
@@ -47,7 +51,7 @@ class Chaos(Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module."""
-        row = COMMANDS.get(cmd_name)
+        row = HIDDEN if cmd_name == "agent" else COMMANDS.get(cmd_name)
         if row is None:
             return None
         found = import_module(f"kvops.cli.{row.module}").command

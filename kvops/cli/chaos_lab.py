@@ -31,12 +31,16 @@ def _group(settings: Settings) -> str:
 
 
 @command.command("up")
-@click.option("--stores", type=click.IntRange(1, 64), default=3, show_default=True, help="How many.")
+@click.option("--stores", type=click.IntRange(1, 48), default=3, show_default=True, help="How many.")
+@click.option("--masters", type=click.IntRange(1, 3), default=1, show_default=True, help="How many.")
+@click.option(
+    "--etcd", type=click.IntRange(0, 5), help="Members of it; several masters have three by default."
+)
 @click.option(
     "--segment-size", type=SIZE_BYTES, default="256MiB", show_default=True, help="Memory of each store."
 )
 @click.pass_obj
-def up(settings: Settings, stores: int, segment_size: int) -> int:
+def up(settings: Settings, stores: int, masters: int, etcd: int | None, segment_size: int) -> int:
     r"""
     Make the nodes and start a group on them. A lab that is up already is left as it is.
 
@@ -45,14 +49,16 @@ def up(settings: Settings, stores: int, segment_size: int) -> int:
       kvops chaos lab up --stores 3 --segment-size 256MiB
     """
     from kvops.chaos import lab
+    from kvops.fleet.etcd import MEMBERS
+    from kvops.fleet.local import StartPlan
 
     out = Output(settings)
     group = _group(settings)
+    members = etcd if etcd is not None else MEMBERS if masters > 1 else 0
     made = lab.up(
         state_dir(settings),
         group,
-        stores=stores,
-        segment_size_bytes=segment_size,
+        StartPlan(stores=stores, masters=masters, etcd_members=members, segment_size_bytes=segment_size),
         timeout_s=settings.timeout_s(60.0),
         tell=lambda name, text: out.note(f"{name:<10} {text}"),
     )
@@ -61,7 +67,7 @@ def up(settings: Settings, stores: int, segment_size: int) -> int:
     out.rows("nodes", COLUMNS, rows, group=group)
     named = "" if group == "local" else f" -g {group}"
     out.line(
-        f"from a node: ip netns exec {made.nodes[1].netns} kvops{named} status    "
+        f"break it: kvops{named} chaos run FILE --lab    on a node: ip netns exec {made.nodes[1].netns} COMMAND    "
         f"remove: kvops{named} chaos lab down"
     )
     return 0
@@ -71,7 +77,9 @@ def up(settings: Settings, stores: int, segment_size: int) -> int:
 @click.pass_obj
 def down(settings: Settings) -> int:
     r"""
-    Stop the group and remove its nodes. Removing what is not there is a success.
+    Stop the group, remove its nodes, and forget both. Removing what is not there is a success.
+
+    What a dead experiment left is taken back first. A lab whose namespaces have ended is forgotten.
 
     \b
     Example:

@@ -8,6 +8,7 @@ import click
 
 from kvops.cli import options
 from kvops.cli.chaos_where import state_dir
+from kvops.cli.context import load_configuration
 from kvops.cli.options import DURATION_MS, PATH, Settings
 from kvops.cli.output import Output, printable
 
@@ -35,6 +36,7 @@ EXIT_INTERRUPTED: Final = 130
 )
 @click.option("--max-duration", type=DURATION_MS, metavar="DURATION", help="End the run after this long.")
 @click.option("--runs", "runs_dir", type=PATH, default=RUNS, show_default=True, help="Where histories go.")
+@click.option("--lab", "in_lab", is_flag=True, help="On this group's lab, which is up (kvops chaos lab up).")
 @click.option("--yes", is_flag=True, help="Ask nothing: pools of an experiment's own never ask anyway.")
 @click.pass_obj
 def command(
@@ -45,10 +47,13 @@ def command(
     without: tuple[str, ...],
     max_duration: int | None,
     runs_dir: Path,
+    in_lab: bool,
     yes: bool,
 ) -> int:
     r"""
     Run an experiment on a pool of its own: inject, prove, hold, undo, prove again, judge.
+
+    With --lab it is run on the nodes of this group's lab, each with an address of its own; the lab stays up.
 
     Ctrl-C undoes; a second one has the guardian undo at once. The exit code is the verdict's: 0 PASS, 1 FAIL,
     4 DIRTY, 10 BASELINE_NOT_STEADY, 11 NOT_INJECTED, 12 ABORTED, 13 UNKNOWN, 14 UNSUPPORTED, 130 interrupted.
@@ -57,6 +62,7 @@ def command(
     Examples:
       kvops chaos run playbooks/experiments/store-pause.yaml
       kvops chaos run playbooks/experiments/store-kill.yaml --without local-first
+      kvops chaos lab up && kvops chaos run playbooks/experiments/store-oneway.yaml --lab
     """
     from dataclasses import replace
 
@@ -73,6 +79,12 @@ def command(
     names = tuple(split_list(without))
     Safeguards(names)  # a misspelt one is refused before anything runs
     experiment = load(file)
+    group = "local"
+    if in_lab:
+        from kvops.chaos.pool import on_lab
+
+        group = str(load_configuration(settings).group.value)
+        experiment = on_lab(experiment, state_dir(settings), group)
     options_ = Options(
         state_dir=state_dir(settings),
         runs_dir=runs_dir,
@@ -82,13 +94,13 @@ def command(
         max_duration_s=None if max_duration is None else max_duration / 1000,
     )
     expected_s = duration_s(experiment, quick=quick) * (2 if names else 1)
-    out.header("local", f"{experiment.title}   about {human_age(expected_s)}")
+    out.header(group, f"{experiment.title}   about {human_age(expected_s)}")
     ran, record, judged = run_judged(experiment, options_, say=teller(settings))
     show(out, ran, record, judged)
     sides = [Side(label=label(record), record=record, judgement=judged)]
     if names and judged.exit_code not in (EXIT_LEFT_BEHIND, EXIT_INTERRUPTED):
         out.line()
-        out.header("local", f"the same without {', '.join(names)}")
+        out.header(group, f"the same without {', '.join(names)}")
         ran, record, bare = run_judged(experiment, replace(options_, without=names), say=teller(settings))
         show(out, ran, record, bare)
         sides.append(Side(label=label(record), record=record, judgement=bare))

@@ -80,11 +80,12 @@ class Target:
     control: list[str] = field(default_factory=list)
     secret_file: Path | None = None
     protect: bool = False
+    lab: bool = False  # its members are on nodes of a lab, and so is this process from now on
 
     @property
     def label(self) -> str:
         """How human output begins."""
-        return f"{self.name} ({self.environment})"
+        return f"{self.name} ({self.environment}{', lab' if self.lab else ''})"
 
     @property
     def kvops(self) -> str:
@@ -204,7 +205,8 @@ def load_configuration(
 
 def resolve(settings: Settings, *, starting: bool = False) -> Target:
     """
-    The group that a command acts on. Nothing is made or changed.
+    The group that a command acts on. Nothing is made or changed. Of a group in a lab the calling thread moves to
+    the lab's node for clients: its members have addresses in the lab's network namespaces alone.
 
     Args:
         settings: What the command line says.
@@ -213,11 +215,15 @@ def resolve(settings: Settings, *, starting: bool = False) -> Target:
     Raises:
         UsageError: No such group, or two of this name.
         ConfigError: A file or the state folder is unreadable.
+        Unreachable: The group's lab has ended.
     """
     configuration = load_configuration(settings)
     name, origin = str(configuration.group.value), configuration.group.origin
     state_dir = Path(configuration.state_dir.value).expanduser().absolute()
     local = LocalGroup(state_dir, name)
+    made = _lab(state_dir, name)
+    if made is not None:
+        local = made
     state = local.read()
     context = configuration.context(name)
     if context is not None:
@@ -261,7 +267,21 @@ def resolve(settings: Settings, *, starting: bool = False) -> Target:
         ],
         control=[member.addresses["control"] for member in masters if "control" in member.addresses],
         secret_file=local.secret_file,
+        lab=made is not None,
     )
+
+
+def _lab(state_dir: Path, name: str) -> LocalGroup | None:
+    """The group, where it is in a lab that is up; we are on its node for clients then."""
+    if not (state_dir / "chaos" / "labs" / f"{name}.yaml").exists():  # lab_file(), without loading chaos
+        return None
+    from kvops.chaos import lab, netns
+
+    made = lab.read(state_dir, name)
+    if made is None:
+        return None
+    netns.enter(made.inode)
+    return lab.LabGroup(state_dir, made)
 
 
 def _by_etcd(context: Context, name: str) -> list[str]:

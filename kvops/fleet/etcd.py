@@ -42,7 +42,9 @@ def free_ports(count: int) -> list[int]:
             sock.close()
 
 
-def configurations(names: Sequence[str], folders: Sequence[Path], *, token: str) -> list[dict[str, Any]]:
+def configurations(
+    names: Sequence[str], folders: Sequence[Path], *, token: str, addresses: Sequence[str]
+) -> list[dict[str, Any]]:
     """
     What each member is started with, as ``etcd --config-file`` reads it; ports are chosen here.
 
@@ -50,10 +52,11 @@ def configurations(names: Sequence[str], folders: Sequence[Path], *, token: str)
         names: Of the members.
         folders: Where each keeps its data.
         token: Tells this etcd from every other one that had these ports before.
+        addresses: Where each listens, without a port.
     """
     ports = free_ports(2 * len(names))
-    clients = [f"http://127.0.0.1:{port}" for port in ports[: len(names)]]
-    peers = [f"http://127.0.0.1:{port}" for port in ports[len(names) :]]
+    clients = [f"http://{host}:{port}" for host, port in zip(addresses, ports, strict=False)]
+    peers = [f"http://{host}:{port}" for host, port in zip(addresses, ports[len(names) :], strict=True)]
     return [
         {
             "name": name,

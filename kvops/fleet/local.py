@@ -558,6 +558,22 @@ class LocalGroup:
                 shutil.rmtree(runtime, ignore_errors=True)  # sockets that nobody listens on any more
             return stopped
 
+    def forget(self) -> None:
+        """
+        Remove what is known of a group that does not run: state, logs, secret.
+
+        Raises:
+            Refused: A member runs.
+        """
+        if not self.folder.exists():
+            return
+        with self.lock():
+            state = self.read()
+            running = [member.name for member in state.members if member.running] if state else []
+            if running:
+                raise Refused(f"{', '.join(running)} of group {self.name} runs", fix=f"{self._kvops} stop")
+            shutil.rmtree(self.folder, ignore_errors=True)
+
     def act(self, action: str, name: str, *, timeout_s: float = 60.0) -> str:
         """
         Do something to one member, as events of a replay do; returns what was done.
@@ -594,7 +610,7 @@ class LocalGroup:
 
     def findings(self, plan: StartPlan) -> list[preflight.Finding]:
         """What a start would be refused for, and what was found in order; nothing is changed."""
-        from kvops.store.config import split_address
+        from kvops.addresses import split_address
 
         kinds: tuple[Literal["listen", "control", "http"], ...] = ("listen", "control", "http")
         addresses = [
@@ -669,10 +685,19 @@ class LocalGroup:
         for folder in folders:
             shutil.rmtree(folder / "data", ignore_errors=True)
         token = f"{self.name}-{os.urandom(6).hex()}"
-        configurations = etcd.configurations(names, [folder / "data" for folder in folders], token=token)
+        configurations = etcd.configurations(
+            names,
+            [folder / "data" for folder in folders],
+            token=token,
+            addresses=[self._etcd_address(name) for name in names],
+        )
         for name, configuration in zip(names, configurations, strict=True):
             write_yaml(self.config_file(name), configuration)
         return [etcd.endpoint(configuration) for configuration in configurations]
+
+    def _etcd_address(self, name: str) -> str:
+        """Where a member of an etcd of ours listens."""
+        return "127.0.0.1"
 
     def _master_config(
         self, plan: StartPlan, name: str, number: int, endpoints: Sequence[str]

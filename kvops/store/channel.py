@@ -19,6 +19,7 @@ from kvops.net.spin import Spin
 from kvops.net.wire import Kind
 from kvops.store.breaker import Breaker, Failure
 from kvops.store.model import Reason, StoreInfo
+from kvops.store.trail import Trail, boot_ns
 from kvops.transfer.shm import Mapping
 
 PATIENCE_S: Final = (
@@ -103,6 +104,7 @@ class MasterChannel:
         self.last_error: str = ""
         self.term = 0  # the highest of a master that welcomed us
         self.incarnation = 0  # of the master's process that we last connected to
+        self.trail: Trail | None = None  # where answers are noted
         self._identity = identity
         self._idle = Idle()
         self._spin = Spin()
@@ -185,6 +187,10 @@ class MasterChannel:
 
     def _exchange(self, link: Link, kind: Kind, body: bytes, deadline: float) -> bytes:
         self._request = request = (self._request + 1) & 0xFFFFFFFF
+        asked_ns = 0
+        if self.trail is not None:
+            asked_ns = boot_ns()
+            self.trail.requests += 1
         try:
             answer = call(link, kind, body, request=request, deadline=deadline, spin=self._spin)
         except WireError as error:
@@ -193,6 +199,8 @@ class MasterChannel:
         except BaseException:
             link.close()  # interrupted between request and answer: the next call must not read that answer
             raise
+        if self.trail is not None and link.welcome is not None:
+            self.trail.answered(kind, by=link.welcome, asked_ns=asked_ns)
         self._idle.put(link)
         return answer
 
@@ -207,6 +215,7 @@ class StoreChannel:
     def __init__(self, info: StoreInfo, identity: Identity, *, same_memory: bool) -> None:
         self.info = info
         self.same_memory = same_memory  # its segment can be mapped, and its Unix socket reached
+        self.takes_regions = same_memory  # until it fails to: an older version hangs up
         self.breaker = Breaker(rng=random.Random())
         self.mapping: Mapping | None = None
         self.mapping_link: Link | None = None  # closes when the store's process ends

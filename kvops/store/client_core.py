@@ -8,7 +8,7 @@ breakers and threads are the pool's (``client.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,11 +21,12 @@ from kvops.store import messages as m
 from kvops.store.keys import key_digest
 from kvops.store.messages import PutStatus
 from kvops.store.model import LOCATION, ObjectFlag, Outcome, PutOptions, Reason, StoreInfo, chunk_of
+from kvops.store.trail import Place
 from kvops.transfer.layout import chunk_span
 from kvops.transfer.model import ReadSlice, SliceState, WriteSlice
 
-Place = tuple[int, int]
-"""Store id and offset of one replica."""
+Replica = tuple[int, int]
+"""Store id and offset."""
 Route = Callable[[int], StoreInfo | Reason]
 """The store with an id if it may be used now, or why not."""
 
@@ -51,7 +52,7 @@ class Located:
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, int, int]] = []  # LOCATION
-        self.further: dict[int, list[Place]] = {}  # replicas beyond the first, by key
+        self.further: dict[int, list[Replica]] = {}  # replicas beyond the first, by key
         self.epoch = 0
         self.lease_ms = 0  # 0: the group's breaker is open
 
@@ -76,7 +77,7 @@ class _Want:
     digest: bytes
     start: int
     buffer: memoryview
-    places: list[Place]  # not tried yet
+    places: list[Replica]  # not tried yet
     piece: ReadSlice | None = None  # of this round
     reason: Reason = Reason.STORE_DOWN
     store: str | None = None
@@ -95,6 +96,7 @@ class ReadPlan:
         self._namespace = namespace
         self._keys = keys
         self._pending: list[_Want] = []
+        self._all = self._pending  # every round makes a list of its own
         self._rounds = 0
 
     def want_whole(self, index: int, view: memoryview) -> None:
@@ -138,6 +140,21 @@ class ReadPlan:
     def pending(self) -> int:
         """Ranges that are still wanted."""
         return len(self._pending)
+
+    def places(self) -> Iterator[tuple[int, Place]]:
+        """Where each key's last attempt went, with the key's place in the batch."""
+        for want in self._all:
+            if want.piece is not None:
+                yield (
+                    want.index,
+                    Place(
+                        store=want.store or "",
+                        incarnation=want.piece.incarnation,
+                        offset=want.piece.offset,
+                        size_bytes=want.size,
+                        generation=want.generation,
+                    ),
+                )
 
     @property
     def retrying(self) -> bool:
@@ -199,19 +216,22 @@ class _Grant:
     index: int
     slices: list[WriteSlice] = field(default_factory=list)
     stores: list[str | None] = field(default_factory=list)
+    written: int = 0  # bit i: replica i is whole, as far as this writer can tell
 
-    @property
-    def written(self) -> int:
-        """Bit i: replica i is whole, as far as this writer can tell."""
-        return sum(1 << i for i, piece in enumerate(self.slices) if piece.state is SliceState.DONE)
+    def settle(self) -> None:
+        """All slices have ended."""
+        self.written = sum([1 << i for i, s in enumerate(self.slices) if s.state is SliceState.DONE])
 
     @property
     def stored(self) -> Outcome:
         """What a caller hears of an object of which something was written: the first such store, and how many."""
-        written = self.written
-        first = (written & -written).bit_length() - 1
+        first = (self.written & -self.written).bit_length() - 1
         return Outcome(
-            True, Reason.STORED, len(self.slices[0].data), self.stores[first], replicas=written.bit_count()
+            True,
+            Reason.STORED,
+            len(self.slices[0].data),
+            self.stores[first],
+            replicas=self.written.bit_count(),
         )
 
 
@@ -326,11 +346,29 @@ class PutPlan:
                     groups.setdefault(piece.store, []).append(piece)
         return groups
 
+    def places(self, route: Route) -> Iterator[tuple[int, Place]]:
+        """Where each key was given room, its first replica alone, with the key's place in the batch."""
+        for grant in self._grants:
+            piece = grant.slices[0]
+            store = route(piece.store)
+            if not isinstance(store, Reason):
+                yield (
+                    grant.index,
+                    Place(
+                        store=store.name,
+                        incarnation=store.incarnation,
+                        offset=piece.offset,
+                        size_bytes=piece.size,
+                        generation=piece.generation,
+                    ),
+                )
+
     def end_body(self) -> bytes:
         """The PUT_END body, after all slices have ended; empty when the master need not be told."""
         self._ends = []
         for grant in self._grants:
             first = grant.slices[0]
+            grant.settle()
             if grant.written and first.flags & ObjectFlag.PARTS and not first.sealed:
                 self.outcomes[grant.index] = (
                     grant.stored

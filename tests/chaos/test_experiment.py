@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kvops
@@ -83,6 +83,7 @@ def test_all_misspelt_keys_at_once() -> None:
     assert "worklod" in caught.value.what
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of a busy machine it says nothing
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,11 +13,16 @@ from pathlib import Path
 import pytest
 
 from kvops.chaos import lab, netns
+from kvops.chaos.history import read_run
+from kvops.chaos.ledger import Book
 from kvops.chaos.lifecycle import Injection
 from kvops.chaos.probe import Ending, ask_target
 from kvops.chaos.targets import Target, build, of_group, select
-from kvops.fleet.local import LocalGroup
+from kvops.chaos.verdict import judge
+from kvops.files import write_yaml
+from kvops.fleet.local import LocalGroup, StartPlan
 from kvops.host import LocalHost
+from tests.chaos.test_runner import SHORT, processes_of, wait_for
 from tests.pool import CALL_MS, ROOT
 from tests.waiting import WAIT_S, until
 
@@ -28,6 +34,7 @@ pytestmark = [
     ),
 ]
 MIB = 1 << 20
+PLAN = StartPlan(stores=2, segment_size_bytes=16 * MIB)
 
 
 def quiet(name: str, text: str) -> None:
@@ -43,7 +50,7 @@ def named() -> set[str]:
 def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A lab of two stores; its namespaces are gone afterwards."""
     folder = tmp_path_factory.mktemp("lab")
-    made = lab.up(folder, "lab", stores=2, segment_size_bytes=16 * MIB, timeout_s=WAIT_S, tell=quiet)
+    made = lab.up(folder, "lab", PLAN, timeout_s=WAIT_S, tell=quiet)
     try:
         yield folder
     finally:
@@ -56,7 +63,7 @@ def test_nodes_are_apart(state_dir: Path) -> None:
     """Each member is in a namespace of its own, answers on its own address, and up again changes nothing."""
     targets = of_group(LocalGroup(state_dir, "lab"))
 
-    again = lab.up(state_dir, "lab", stores=2, segment_size_bytes=16 * MIB, timeout_s=WAIT_S, tell=quiet)
+    again = lab.up(state_dir, "lab", PLAN, timeout_s=WAIT_S, tell=quiet)
 
     assert len({one.netns for one in targets}) == len(targets) == 3
     assert {one.addresses["http"].rpartition(":")[0] for one in targets} == {
@@ -141,3 +148,91 @@ def test_killed_member_comes_back_on_its_node(state_dir: Path, tmp_path: Path) -
 
     assert back.netns == store.netns
     assert back.leader.pid != store.leader.pid
+
+
+def experiment(folder: Path, func: str, *, fault_s: float) -> Path:
+    """A short experiment for pools of two stores."""
+    path = folder / "experiment.yaml"
+    path.write_text(
+        SHORT.format(func=func, arms="baseline, fault", window=5, fault=fault_s, guards="", verify=20)
+    )
+    return path
+
+
+def kvops(state_dir: Path, *words: str) -> subprocess.Popen[str]:
+    """The command, from outside the lab's namespaces."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "kvops", "--state-dir", str(state_dir), "-g", "lab", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_an_experiment_on_a_lab(state_dir: Path, tmp_path: Path) -> None:
+    """A node is cut off, proven and given back while clients go on; status sees the lab from outside."""
+    file = experiment(tmp_path, "net_partition", fault_s=2)
+
+    run = kvops(state_dir, "chaos", "run", str(file), "--lab", "--runs", str(tmp_path / "runs"))
+    said, _ = run.communicate(timeout=120)
+    seen, _ = kvops(state_dir, "status", "--wait", "healthy", "--timeout", "30s").communicate(timeout=60)
+
+    (folder,) = (tmp_path / "runs").iterdir()
+    record = read_run(folder)
+    (window,) = record.fault_windows()
+    assert window.t_active_ns is not None, said
+    assert window.t_clean_ns is not None, said
+    assert window.target.startswith("store-")
+    assert not judge(record).safety, said
+    assert "lab (local, lab)  healthy" in seen
+    assert "kvops -g lab chaos run" in record.run.command
+
+
+def left_of(tokens: list[str], folder: Path) -> list[str]:
+    """What an experiment left on this machine: all that it makes has its token in its name."""
+    rules = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, timeout=10, check=True)
+    places = [*rules.stdout.splitlines(), *map(str, Path("/dev/shm").iterdir()), *processes_of(folder)]
+    places += map(str, Path("/sys/fs/cgroup").rglob("kvops_*"))
+    return [one for one in places if str(folder) in one or any(token in one for token in tokens)]
+
+
+@pytest.mark.parametrize("func", ["net_delay", "process_pause"])
+def test_nothing_is_left_after_a_storm(tmp_path: Path, func: str) -> None:
+    """With runner and guardian killed in the middle of a fault, taking the lab down leaves the machine as it was."""
+    file = experiment(tmp_path, func, fault_s=30)
+    file.write_text(file.read_text().replace("1x5.0s", "1x40s").replace("1x5s", "1x40s"))
+    made = lab.up(tmp_path, "lab", PLAN, timeout_s=60, tell=quiet)
+    try:
+        run = kvops(tmp_path, "chaos", "run", str(file), "--lab", "--runs", str(tmp_path / "runs"))
+        wait_for(run, "hold")
+        run.kill()
+        entries = Book(tmp_path).dirty()[0].entries()
+        guardian = next(one.facts["guardian"] for one in entries if "guardian" in one.facts)
+        scope = next(one.facts["scope"] for one in entries if "scope" in one.facts)
+        os.kill(guardian["pid"], signal.SIGKILL)
+        run.communicate(timeout=30)
+    finally:
+        lab.down(tmp_path, "lab", tell=quiet)
+
+    until(lambda: not left_of(scope["tokens"], tmp_path), "everything is gone")
+    assert not {node.netns for node in made.nodes} & named()
+    assert not Book(tmp_path).dirty()
+    assert not (tmp_path / "groups" / "lab").exists()
+
+
+def test_a_lab_that_ended_is_forgotten(tmp_path: Path) -> None:
+    """Of a lab whose namespaces ended with the machine, status says so, and taking it down forgets it."""
+    gone = lab.Lab(group="lab", tag="0", nodes=[lab.Node(name=lab.CLIENT_NODE, netns="kvops-gone-0")])
+    path = lab.lab_file(tmp_path, "lab")
+    path.parent.mkdir(parents=True)
+    write_yaml(path, gone)
+
+    looked = kvops(tmp_path, "status")
+    said, _ = looked.communicate(timeout=60)
+    removed = lab.down(tmp_path, "lab", tell=quiet)
+
+    assert looked.returncode == 3
+    assert "kvops -g lab chaos lab down" in said
+    assert removed == []
+    assert lab.read(tmp_path, "lab") is None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import kvops
+from kvops.chaos import lab, netns
 from kvops.chaos.experiment import PoolSpec
 from kvops.chaos.pool import check_supported, engine_names, group_names, planned_parts, started
 from kvops.errors import Unsupported, UsageError
@@ -38,6 +39,30 @@ def test_a_pool_is_reached_and_leaves_nothing(tmp_path: Path) -> None:
 
     assert [path for path in tmp_path.iterdir() if path.name != "state"] == []
     assert not any(Path(f"/proc/{one.pid}").exists() for one in parts)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(lab.missing() is not None, reason=f"needs namespaces: {lab.missing()}")
+def test_a_pool_on_nodes_and_a_disk_of_its_own(tmp_path: Path) -> None:
+    """Each member has an address of its own, files lie apart, one master is seen to lead, and all of it ends."""
+    spec = PoolSpec(stores=1, segment_size="16MiB", network="lab", own_disk="128MiB", transports=["tcp"])
+    outside = netns.inode_of()
+    with started(spec, state_dir=tmp_path / "state", folder=tmp_path) as pool:
+        home = pool.state_dir
+        inside = netns.inode_of()
+        parts = pool.parts(roles=True)
+        options = pool.client_options("g1")
+        with kvops.connect(options.pop("masters"), **options, host="engine-0", deadline_ms=5_000) as client:
+            until(lambda: client.put("k", PAGE).ok, "the pool takes a put")
+            assert client.get("k") == PAGE
+        assert home.is_mount()
+
+    assert inside != outside
+    assert netns.inode_of() == outside
+    assert [one.member for one in parts if one.leads] == ["master-0"]
+    assert len({one.addresses["http"].rpartition(":")[0] for one in parts}) == 2
+    assert [path for path in tmp_path.iterdir() if path.name != "state"] == []
+    assert str(home) not in Path("/proc/mounts").read_text()
 
 
 @pytest.mark.process

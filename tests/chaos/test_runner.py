@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import kvops
+from kvops.chaos.calibrate import trials, without_fault
 from kvops.chaos.experiment import Experiment, parse
-from kvops.chaos.history import End, read_run
+from kvops.chaos.history import Arm, End, read_run
 from kvops.chaos.ledger import Book
 from kvops.chaos.runner import Options, one_at_a_time, run, within
 from kvops.chaos.suite import run_judged
@@ -95,11 +96,30 @@ def test_a_store_that_hangs(options: Options) -> None:
     assert len(window.proof) >= 2
     assert not judged.safety, judged.reasons
     assert judged.verdict in (RunVerdict.PASS, RunVerdict.UNKNOWN, RunVerdict.FAIL)
-    assert {one.checker.id for one in judged.checkers if one.result.verdict == "valid"} >= {"S1", "S5", "S8"}
+    valid = {one.checker.id for one in judged.checkers if one.result.verdict == "valid"}
+    assert valid >= {"S1", "S4", "S5", "S7", "S8"}
     assert record.events, "somebody noticed: a breaker, or the master"
     assert not Book(options.state_dir).dirty()
     assert json.loads((ran.folder / "report.json").read_text())["verdict"] == judged.verdict.value
     assert (ran.folder / "report.html").stat().st_size > 1_000
+
+
+def test_without_its_fault_a_run_is_judged_and_never_passes(options: Options) -> None:
+    """A trial for noise has every arm and phase, touches no process, and is no proof of anything."""
+    tried = without_fault(short(), windows="1x3s", warmup="500ms")
+
+    (trial,) = trials(tried, options, runs=1, seed=3, say=lambda step, text: None)
+
+    record = read_run(trial.folder)
+    judged = judge(record)
+    (window,) = record.fault_windows()
+    assert judged.verdict is not RunVerdict.PASS
+    assert not judged.injected
+    assert window.proof == ()
+    assert {row.arm for row in record.blocks} == {Arm.BASELINE, Arm.CONTROL, Arm.FAULT}
+    assert judged.containment.requests > 0
+    assert not any(name.startswith("S") for name in trial.blamed), trial.blamed
+    assert not [row for row in record.events if row.kind == "store.lost"]
 
 
 def test_a_guard_ends_it_and_it_is_undone(options: Options) -> None:

@@ -11,7 +11,22 @@ import msgspec
 import pytest
 
 from kvops.chaos.containment import measure
-from kvops.chaos.history import Arm, Block, End, Fault, FaultState, Finish, Gap, Run, RunRecord, Scope, Step
+from kvops.chaos.history import (
+    Arm,
+    Block,
+    End,
+    Fault,
+    FaultState,
+    Finish,
+    Gap,
+    Outcome,
+    Run,
+    RunRecord,
+    Sample,
+    Scope,
+    Step,
+)
+from kvops.chaos.pairing import wanting
 from kvops.chaos.verdict import EXIT_CODES, Judgement, RunVerdict, judge
 from tests.chaos.histories import World, changed, get, record, simulate
 
@@ -279,6 +294,64 @@ def test_stalled_machine_makes_a_block_invalid() -> None:
 
     assert any("block 2 fault does not count: CPU stalled 50 %" in note for note in judgement.notes)
     assert judgement.containment.requests < judge(good).containment.requests
+
+
+def test_clients_without_a_cpu_make_a_block_invalid_and_another_is_wanted() -> None:
+    """Where clients waited for a CPU far longer than in any quiet arm a block does not count; one more is to be run."""
+    good = simulate(HARM)
+    waits = tuple(
+        Sample(
+            t_ns=row.t_start_ns + at,
+            subject="engine-g1",
+            role="client",
+            cpu_stall_share=0.6 if (row.arm, row.block) == (Arm.FAULT, 1) else 0.2,
+        )
+        for row in good.blocks
+        for at in range(0, row.t_end_ns - row.t_start_ns, 1_000_000_000)
+    )
+    stalled = replaced(good, samples=waits)
+
+    assert "block 1 fault does not count: clients waited for a CPU 60 %" in wanting(stalled, 5)
+    assert judge(stalled).containment.requests < judge(good).containment.requests
+    assert wanting(stalled, 4) == ""
+    assert wanting(good, 5) == ""
+
+
+def test_two_quiet_arms_that_disagree_prove_nothing() -> None:
+    """Where half of the requests differ between two arms without a fault, no difference is a measure of a fault's."""
+    numbers = of(flaky_share=0.5, hit_loss=0.6).containment
+
+    assert numbers.noise is not None
+    assert numbers.noise > 0.2
+    assert numbers.k_verdict == "unknown"
+    assert "disagree" in numbers.k_why
+
+
+def test_a_load_that_ends_before_the_undo_says_nothing_of_recovery() -> None:
+    """A quick run names it; a whole one has not passed."""
+    world = dataclasses.replace(HARM, after_s=0.0)
+    whole, quick = judged(world), judged(dataclasses.replace(world, quick=True, blocks=1))
+
+    assert whole.verdict is RunVerdict.UNKNOWN
+    assert any("the load ended before the undo" in why for why in whole.reasons)
+    assert any("the load ended before the undo" in why for why in quick.not_concluded)
+    assert not any("the load ended before the undo" in why for why in quick.reasons)
+
+
+def test_a_request_that_fails_after_the_undo_has_failed() -> None:
+    """The fault is gone, its harm is not: what fails until the load ends counts."""
+    late = judged(dataclasses.replace(HARM, fail_share=0.0, stays_s=1.0))
+    good = simulate(HARM)
+    end_ns = max(row.t_ns for row in good.faults if row.block == 0)
+    rows = tuple(
+        msgspec.structs.replace(row, outcome=Outcome.FAIL)
+        if row.arm is Arm.FAULT and row.block == 0 and row.t_intended_ns > end_ns
+        else row
+        for row in good.requests
+    )
+
+    assert said(late, "C1") != "invalid"
+    assert said(judge(replaced(good, requests=rows)), "C1") == "invalid"
 
 
 def test_cold_is_not_broken() -> None:

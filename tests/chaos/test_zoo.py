@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import kvops
+from kvops.chaos.checkers.registry import CHECKERS
 from kvops.chaos.suite import run_judged
 from kvops.chaos.verdict import Judgement
 from tests.chaos.zoo.specimens import CORRECT, SPECIMENS, Specimen, experiment, options
 
 ROOT = Path(kvops.__file__).parents[1]
-FAST = ("no_deadline", "no_fencing")  # the others take minutes: KVOPS_ZOO=all
+FAST = ("memory_reused_early", "no_fencing")  # seconds each; the others take minutes: KVOPS_ZOO=all
+BRIEF = replace(CORRECT, fault_s=2.0, tail_s=2.0)
 WHOLE = os.environ.get("KVOPS_ZOO") == "all"
 
 
@@ -48,7 +51,7 @@ def test_a_bug_is_found(specimen: Specimen, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(7, 27 if WHOLE else 8))
 def test_the_correct_system_is_not_flagged(seed: int, tmp_path: Path) -> None:
     """Under the same fault no safety checker finds anything in the system as it is."""
-    judged = look(CORRECT, tmp_path, seed=seed)
+    judged = look(CORRECT if WHOLE else BRIEF, tmp_path, seed=seed)
 
     assert judged.injected
     assert judged.undone
@@ -60,7 +63,8 @@ def test_every_dynamic_checker_has_a_specimen() -> None:
     """A checker that nothing was bred for is not known to find anything."""
     bred = {one.caught_by for one in SPECIMENS}
 
-    assert {"S1", "S2", "S3", "S5", "S8", "S9", "L1", "L2", "C1", "C2", "C3"} <= bred
+    # S10 looks at the same reads as S2, and C4 needs a cache-off arm: both have histories made by hand.
+    assert set(CHECKERS) - bred == {"S10", "C4"}
 
 
 def test_no_release_has_the_zoo() -> None:

@@ -97,7 +97,7 @@ def test_following_events_ends_quietly(started: Started, signum: signal.Signals,
 
 
 def test_start_and_stop(run: Run, tmp_path: Path) -> None:
-    """A group that was started is shown as status shows it; once stopped, no process is left and status says so."""
+    """A group that was started is shown as status shows it; once stopped, status says so; forgotten, it is gone."""
     begun = document(run, "start", "--stores", "1", "--segment-size", "16MiB")
 
     assert begun["schema"] == 1
@@ -117,6 +117,8 @@ def test_start_and_stop(run: Run, tmp_path: Path) -> None:
     assert json.loads(after.stdout)["reasons"][0]["code"] == "group.stopped"
     assert run("object", "ls").returncode == 3
     assert run("events").returncode == 3
+    assert run("stop", "--forget").returncode == 0
+    assert not LocalGroup(tmp_path / "state", "local").folder.exists()
 
 
 def test_second_start(started: Started) -> None:

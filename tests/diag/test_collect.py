@@ -16,6 +16,7 @@ import paramiko
 import pytest
 from world import loud, outcomes
 
+from kvops.cli.main import main
 from kvops.diag.collect import agent
 from kvops.diag.facts import HostFacts
 from kvops.diag.fleet import gather, split_host
@@ -231,3 +232,32 @@ def test_fleet_over_ssh(tmp_path: Path) -> None:
     assert silent.files is None
     assert silent.error
     assert "key" in answers[3].error.lower()
+
+
+@pytest.mark.process
+def test_hosts_are_watched_over_ssh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A watch of named hosts says for each what it sees, window by window, and why it sees nothing of one that refuses."""
+    key = paramiko.RSAKey.generate(2048)
+    paramiko.RSAKey.generate(2048).write_private_key_file(str(tmp_path / "id"))
+    closed = socket(AF_INET, SOCK_STREAM)
+    closed.bind(("127.0.0.1", 0))
+    refusing = closed.getsockname()[1]
+    closed.close()
+    with _ssh_server(key) as good:
+        known = tmp_path / "known_hosts"
+        known.write_text(f"[127.0.0.1]:{good} {key.get_name()} {key.get_base64()}\n")
+        code = main(
+            [
+                *("diagnose", "watch", "--host", f"127.0.0.1:{good},127.0.0.1:{refusing}", "--user", "me"),
+                *("--ssh-key", str(tmp_path / "id"), "--known-hosts", str(known)),
+                *("--for", "1s", "--every", "1s", "--only", "link.flap", "-o", "jsonl"),
+            ]
+        )
+
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    said = {
+        port: [row["text"] for row in rows if row["host"].endswith(f":{port}")] for port in (good, refusing)
+    }
+    assert code == 0
+    assert any("RDMA port" in text or "Gbit/s" in text for text in said[good])
+    assert any("no word about that time" in text for text in said[refusing])

@@ -18,7 +18,8 @@ from kvops.errors import Unreachable, UsageError, WrongBuffer
 from kvops.files import default_state_dir, write_private
 from kvops.fleet.local import LocalGroup
 from kvops.net import wire
-from kvops.store.client import Pool, local_secret
+from kvops.store.client import Pool
+from kvops.store.connect import local_secret
 from kvops.store.model import Reason
 from tests.net.servers import SECRET, accept_handshake, receive_frame, serve_script
 from tests.pool import CALL_MS

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -487,6 +488,8 @@ def in_child(work: object) -> int:
     if pid == 0:
         try:
             os._exit(0 if work() else 1)  # type: ignore[operator]
+        except Exception:  # noqa: BLE001 - a test says what broke in the child
+            traceback.print_exc()
         finally:
             os._exit(2)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvops.chaos.checkers.model import Checker, CounterExample, Result, Verdict, found
-from kvops.chaos.history import EventKind, FaultWindow, Kind, Operation, RunRecord
+from kvops.chaos.history import Arm, Block, EventKind, FaultWindow, Kind, Operation, RunRecord
+from kvops.chaos.stalls import Stalls
 
 ERROR_SHARE: Final = 0.5  # of a client's calls to one store, from which on a breaker must open
 ERRORS_MIN: Final = 5
@@ -65,6 +66,14 @@ def breakers(record: RunRecord) -> Result:
         *_stuck(record, opened, windows),
         *_flapping(record, opened),
     ]
+    if usual := [one for one in examples if _quiet(record, one.t_ns)]:
+        # What breakers do without any fault is not this fault's doing; what they do beside it then proves nothing.
+        return Result(
+            verdict=Verdict.UNKNOWN,
+            summary=f"without a fault, too: {usual[0].what}",
+            checked=len(opened),
+            not_concluded=(f"breakers: without a fault, too: {usual[0].what}",),
+        )
     judged = len(opened) + sum(1 for _ in _failing(record, windows))
     return found(
         examples,
@@ -74,6 +83,20 @@ def breakers(record: RunRecord) -> Result:
         nothing="no breaker opened, and no client saw enough errors that one should have",
         safety=False,
     )
+
+
+def _stretch(record: RunRecord, t_ns: int) -> Block | None:
+    """The stretch of load that ran at a time."""
+    return next(
+        (one for one in record.blocks if one.t_start_ns <= t_ns <= (one.t_end_ns or t_ns)),
+        None,
+    )
+
+
+def _quiet(record: RunRecord, t_ns: int) -> bool:
+    """Whether an arm without a fault ran at a time."""
+    found_ = _stretch(record, t_ns)
+    return found_ is not None and found_.arm in (Arm.BASELINE, Arm.CONTROL)
 
 
 def _too_wide(record: RunRecord, opened: list[Opening]) -> Iterator[CounterExample]:
@@ -153,6 +176,7 @@ def _leaky(record: RunRecord, opened: list[Opening]) -> Iterator[CounterExample]
     bounds = record.run.bounds
     end_of_all = max((op.t_return_ns for op in record.operations), default=0)
     calls: dict[str, list[Operation]] = {}
+    stalls = Stalls(record)
     for op in record.operations:
         if op.node and op.reason != "BREAKER_OPEN":
             calls.setdefault(op.client, []).append(op)
@@ -161,6 +185,8 @@ def _leaky(record: RunRecord, opened: list[Opening]) -> Iterator[CounterExample]
             continue
         until = one.end_ns or end_of_all
         begin = one.begin_ns + GRACE_NS
+        # Breakers are looked at from outside: a process that stood still has shown its own that much later.
+        begin += int(stalls.ms(one.who, one.begin_ns - GRACE_NS, begin) * 1e6)
         # The group's breaker is the master's: it stands before every client's calls.
         whose = calls if one.domain == "group" and one.who not in calls else (one.who,)
         through = [
@@ -211,19 +237,32 @@ def _stuck(record: RunRecord, opened: list[Opening], windows: list[FaultWindow])
 
 
 def _flapping(record: RunRecord, opened: list[Opening]) -> Iterator[CounterExample]:
+    """
+    Breakers that opened too often within a minute of one stretch of load, whose clients are processes of their own,
+    and more often than any did in a stretch without a fault.
+    """
     minute_ns = 60_000_000_000
-    times: dict[tuple[str, str, str], list[int]] = {}
+    times: dict[tuple[str, str, str, int], list[int]] = {}
+    quiet: set[int] = set()
     for one in opened:
-        times.setdefault((one.who, one.domain, one.node), []).append(one.begin_ns)
-    for (who, domain, node), begins in times.items():
-        for place, begin in enumerate(begins):
-            count = sum(1 for other in begins[place:] if other < begin + minute_ns)
-            if count > record.run.bounds.flaps_per_minute:
-                yield CounterExample(
-                    what=f"{who}'s breaker of {node or domain} opened {count} times within a minute",
-                    t_ns=begin,
-                )
-                break
+        block = _stretch(record, one.begin_ns)
+        place = -1 if block is None else block.t_start_ns
+        if block is not None and block.arm in (Arm.BASELINE, Arm.CONTROL):
+            quiet.add(place)
+        times.setdefault((one.who, one.domain, one.node, place), []).append(one.begin_ns)
+    most = {
+        key: max(
+            (bisect_left(begins, begin + minute_ns) - number, -begin) for number, begin in enumerate(begins)
+        )
+        for key, begins in times.items()
+    }
+    usual = max((count for (*_, place), (count, _) in most.items() if place in quiet), default=0)
+    allowed = max(record.run.bounds.flaps_per_minute, float(usual))
+    for (who, domain, node, place), (count, begin) in most.items():
+        if count > (record.run.bounds.flaps_per_minute if place in quiet else allowed):
+            yield CounterExample(
+                what=f"{who}'s breaker of {node or domain} opened {count} times within a minute", t_ns=-begin
+            )
 
 
 CHECKER: Final = Checker(

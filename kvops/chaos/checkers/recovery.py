@@ -14,8 +14,13 @@ def recovery(record: RunRecord) -> Result:
     bounds = record.run.bounds
     numbers = measure(record)
     after = [point for point in numbers.timeline if point.t_s >= 0]
-    if not record.fault_windows() or numbers.observed_after_s <= 0 or not after:
+    if not record.fault_windows() or not numbers.timeline:
         return Result(verdict=Verdict.UNKNOWN, summary="nothing was recorded after the undo")
+    if numbers.observed_after_s <= 0 or not after:
+        why = "recovery: the load ended before the undo did"
+        # A quick run says so and goes on; a whole one that cannot speak of recovery has not passed.
+        checked = 0 if record.run.quick else 1
+        return Result(verdict=Verdict.UNKNOWN, summary=why, checked=checked, not_concluded=(why,))
     checked = int(numbers.observed_after_s)
     if numbers.t_recover_s is None and numbers.observed_after_s < bounds.stay_s + 1 and record.run.quick:
         why = f"recovery: looked on for {numbers.observed_after_s:.0f} s after the undo, {bounds.stay_s:g} s are needed"

@@ -29,10 +29,13 @@ def containment(record: RunRecord) -> Result:
         examples.append(CounterExample(what=f"S {spread:.2g}: {numbers.spread_why}"))
     if k_verdict is Verdict.INVALID:
         examples.append(CounterExample(what=numbers.k_why))
-    failed, trials, bound = success_bound(pairs, during)
+    met = (
+        pairs.phase != Phase.BEFORE
+    )  # a request that fails once the fault is gone has failed because of it, too
+    failed, trials, bound = success_bound(pairs, met)
     success = Verdict.VALID
     if trials and failed / trials > bounds.success_drop:
-        names = tuple(np.array(pairs.request)[during & pairs.fault.failed][:20].tolist())
+        names = tuple(np.array(pairs.request)[met & pairs.fault.failed][:20].tolist())
         # Chance alone does not fail requests: those whose twins failed as well are not counted.
         success = Verdict.INVALID if failed >= 2 and pairs.control.there.any() else Verdict.UNKNOWN
         if success is Verdict.INVALID:

@@ -77,6 +77,24 @@ CALM_BREAKER: Rows = [
 ]
 
 LEASED = get("g", at=2 * S, lease_from_ns=2 * S, lease_until_ns=3 * S, node="n", generation=5)
+HELD = msgspec.structs.replace(LEASED, incarnation=9, offset=4096, extent_bytes=4096)
+
+
+def given(at: int, offset: int, *, took: int = MS, incarnation: int = 9, generation: int = 6) -> Operation:
+    """A put that was given room at a place of the store that holds ``HELD``'s object."""
+    return put(
+        "p",
+        "other",
+        at=at,
+        took=took,
+        node="n",
+        incarnation=incarnation,
+        offset=offset,
+        extent_bytes=4096,
+        generation=generation,
+        asked_ns=at,
+        answered_ns=at + took,
+    )
 
 
 def removed_then_read(put_took: int = MS) -> Rows:
@@ -146,6 +164,39 @@ INVALID: dict[str, tuple[str, Rows]] = {
             Event(t_ns=2 * S + 500 * MS, kind="object.evicted", key="k", node="n", generation=5),
         ],
     ),
+    "given away inside a lease": ("S4", [HELD, given(2 * S + 500 * MS, 4096)]),
+    "its client stood still, but not for long enough": (
+        "S4",
+        [
+            msgspec.structs.replace(LEASED, t_return_ns=4 * S),
+            Sample(t_ns=4 * S + 500 * MS, subject="c", role="client", stalled_ms=900),
+        ],
+    ),
+    "its client stood still at another time": (
+        "S4",
+        [
+            msgspec.structs.replace(LEASED, t_return_ns=4 * S),
+            Sample(t_ns=1 * S, subject="c", role="client", stalled_ms=5_000),
+            Sample(t_ns=5 * S, subject="c", role="client", stalled_ms=0),
+            Sample(t_ns=6 * S, subject="c", role="client", stalled_ms=5_000),
+        ],
+    ),
+    "its end given away inside a lease": ("S4", [HELD, given(2 * S + 500 * MS, 8000)]),
+    "given away while the first of two leases lasts": (
+        "S4",
+        [
+            HELD,
+            msgspec.structs.replace(
+                HELD,
+                op_id="short",
+                lease_from_ns=2 * S + MS,
+                lease_until_ns=2 * S + 2 * MS,
+                ended_ns=2 * S + MS,
+            ),
+            given(2 * S + 500 * MS, 4096),
+        ],
+    ),
+    "its last byte came after its lease": ("S4", [msgspec.structs.replace(LEASED, ended_ns=3 * S + 1)]),
     "a hole": ("S5", [request(), *served(1), miss("b2", at=S, request="r0", position=2, arm=Arm.BASELINE)]),
     "more hits than blocks": ("S5", [request(hit_blocks=5)]),
     "two leaders": (
@@ -157,6 +208,20 @@ INVALID: dict[str, tuple[str, Rows]] = {
         [
             put("p1", "a", at=S, term=2, leader="m2"),
             put("p2", "b", "w:2", at=2 * S, term=1, leader="m1"),
+        ],
+    ),
+    "a master started again in an earlier term": (
+        "S7",
+        [
+            put("p1", "a", at=S, term=2, leader="m1", leader_incarnation=7),
+            put("p2", "b", "w:2", at=2 * S, term=1, leader="m1", leader_incarnation=8),
+        ],
+    ),
+    "a stopped leader answers a reader": (
+        "S7",
+        [
+            put("p1", "a", at=S, term=2, leader="m2"),
+            get("g", at=2 * S, term=1, leader="m1", arm=Arm.BASELINE),
         ],
     ),
     "stored twice": ("S8", [put("p", at=S), put("p", at=2 * S, attempt=2)]),
@@ -281,15 +346,50 @@ VALID: dict[str, tuple[str, Rows]] = {
     ),
     "a fault took it": ("S3", [*FAULT, put("p", at=S, node="store-1"), miss("g", at=3 * S)]),
     "inside its lease": ("S4", [LEASED]),
+    "its client stood still when its lease ended": (
+        "S4",
+        [
+            msgspec.structs.replace(LEASED, t_return_ns=4 * S),
+            Sample(t_ns=4 * S + 500 * MS, subject="c", role="client", stalled_ms=1_500),
+        ],
+    ),
+    "late by as much as its client stood still": (
+        "L2",
+        [
+            get("g", "k", at=S, took=900 * MS, deadline_ms=200, client="c-register"),
+            Sample(t_ns=2 * S, subject="c", role="client", stalled_ms=700),
+        ],
+    ),
     "revalidated": ("S4", [msgspec.structs.replace(LEASED, t_return_ns=4 * S, revalidated=True)]),
     "evicted after the read": (
         "S4",
         [LEASED, Event(t_ns=2 * S + 500 * MS, kind="object.evicted", key="k", node="n", generation=5)],
     ),
+    "given away after the lease": ("S4", [HELD, given(3 * S, 4096)]),
+    "given away before the lease": ("S4", [HELD, given(S, 4096)]),
+    "perhaps given away before the lease": ("S4", [HELD, given(2 * S - MS, 4096, took=2 * MS)]),
+    "perhaps given away after the lease": ("S4", [HELD, given(3 * S - MS, 4096, took=2 * MS)]),
+    "what lies behind it given away": ("S4", [HELD, given(2 * S + 500 * MS, 8192)]),
+    "what lies before it given away": ("S4", [HELD, given(2 * S + 500 * MS, 0)]),
+    "the same place of a store started again": (
+        "S4",
+        [HELD, given(2 * S + 500 * MS, 4096, incarnation=10)],
+    ),
+    "its last byte came in time": (
+        "S4",
+        [msgspec.structs.replace(LEASED, ended_ns=3 * S - MS, t_return_ns=3 * S + MS)],
+    ),
     "no hole": ("S5", [request(), *served(1, 2)]),
     "a new leader": (
         "S7",
         [put("p1", "a", at=S, term=1, leader="m1"), put("p2", "b", "w:2", at=2 * S, term=2, leader="m2")],
+    ),
+    "a leader that has raised its own term": (
+        "S7",
+        [
+            put("p1", "a", at=S, term=2, leader="m1", leader_incarnation=7),
+            put("p2", "b", "w:2", at=2 * S, term=1, leader="m1", leader_incarnation=7),
+        ],
     ),
     "overlapping acknowledgements": (
         "S7",
@@ -314,6 +414,19 @@ VALID: dict[str, tuple[str, Rows]] = {
             get("g", at=3 * S, value="w:1", cls="register"),
             other(Kind.REMOVE, "r", at=5 * S, cls="register"),
             miss("n", at=6 * S, cls="register"),
+        ],
+    ),
+    "as seldom late as without a fault": (
+        "L2",
+        [
+            *(
+                get(f"late{arm}", at=S, took=300 * MS, deadline_ms=200, arm=arm)
+                for arm in (Arm.BASELINE, Arm.FAULT)
+            ),
+            *(
+                get(f"g{number}", at=S, deadline_ms=200, arm=Arm.BASELINE if number % 2 else Arm.FAULT)
+                for number in range(3000)
+            ),
         ],
     ),
     "in time": ("L2", [get("g", at=S, took=201 * MS, deadline_ms=200)]),

@@ -32,6 +32,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("rolling.restart", "store", {}),
     ("store.drain_under_load", "store", {}),
     ("store.wrong_bytes", "store", {"objects": 16}),
+    ("store.stale_address", "store", {}),
+    ("store.stale_address", "store", {"answered_by": "another"}),
     ("config.bad_value", "store", {"key": "segment_size_bytes", "value": 8 * MIB}),
     ("config.bad_value", "store", {"key": "segment_size_bites", "value": 1}),
 ]

@@ -140,7 +140,10 @@ def test_hugepages(servers: list[Victim], tmp_path: Path) -> None:
     if reason is not None:
         pytest.skip(reason)
 
-    there_and_back(fault, tmp_path)
+    noop(fault, tmp_path)
+    there_and_back(
+        build("memory.hugepages", {}, target=servers[0].target, control=servers[1].target), tmp_path
+    )
 
 
 def test_every_fault_is_tried() -> None:

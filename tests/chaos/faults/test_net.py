@@ -46,6 +46,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("net.delay", {"delay_ms": 60}),
     ("net.bandwidth", {"kbytes_per_s": 200}),
     ("net.corrupt", {"share": 0.5}),
+    ("net.netem", {"delay_ms": 40}),
+    ("net.netem", {"delay_ms": 20, "loss_percent": 30}),
 ]
 IDS = [" ".join([name, *map(str, arguments.values())]) for name, arguments in CASES]
 

@@ -12,15 +12,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvops.chaos import safeguards
+from kvops.errors import Unreachable
 from kvops.inference.engine import connect_pool
 from kvops.inference.tier import Fetched, HostTier
+from kvops.net.link import Address, establish
+from kvops.store.channel import Idle, MasterChannel
 from kvops.store.model import Outcome, Reason
 from kvops.transfer import shm, stream
+from kvops.transfer.engine import Leased
 from kvops.transfer.layout import ObjectHeader
 
 PATIENCE_MS = 5_000
 STORM = 32
-TROUBLE = (Reason.TIMEOUT, Reason.STORE_DOWN, Reason.BREAKER_OPEN)
 
 
 class Proxy:
@@ -56,14 +59,6 @@ def no_breaker(**options: object) -> Any:
 
 
 class _Storm(Proxy):
-    def __init__(self, pool: Any) -> None:
-        super().__init__(pool)
-        self._local = threading.local()
-
-    @property
-    def calls_of_last_read(self) -> int:
-        return int(getattr(self._local, "calls", 1))
-
     def batch_get_into(
         self, keys: Sequence[str], buffers: Sequence[Any], *, deadline_ms: int | None = None
     ) -> list[Outcome]:
@@ -72,12 +67,11 @@ class _Storm(Proxy):
         while calls < STORM and not (outcomes and all(one.ok for one in outcomes)):
             outcomes = list(self.pool.batch_get_into(keys, buffers, deadline_ms=deadline_ms))
             calls += 1
-        self._local.calls = calls
         return outcomes
 
 
 def no_retry_budget(**options: object) -> Any:
-    """What fails is tried again at once, eight times."""
+    """What fails is tried again at once, thirty times."""
     return _Storm(connect_pool(**options))
 
 
@@ -129,28 +123,34 @@ def no_fencing(**options: object) -> Any:
     return connect_pool(**options)
 
 
-class _Panic(Proxy):
-    def __init__(self, pool: Any) -> None:
-        super().__init__(pool)
-        self._until = 0.0
-
-    def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
-        if time.monotonic() < self._until:
-            return 0
-        return int(self.pool.prefix_hits(keys, deadline_ms=deadline_ms))
-
-    def batch_get_into(
-        self, keys: Sequence[str], buffers: Sequence[Any], *, deadline_ms: int | None = None
-    ) -> list[Outcome]:
-        outcomes = list(self.pool.batch_get_into(keys, buffers, deadline_ms=deadline_ms))
-        if any(one.reason in TROUBLE for one in outcomes):
-            self._until = time.monotonic() + 30
-        return outcomes
+def no_lease_check(**options: object) -> Any:
+    """It reads for as long as it likes, and asks for no more time."""
+    Leased.left = lambda self, now: self.deadline - now
+    return _NoDeadline(connect_pool(**options))
 
 
-def shared_fate(**options: object) -> Any:
-    """One store's trouble, and it leaves the whole pool alone for half a minute."""
-    return _Panic(connect_pool(**options))
+def old_leader(**options: object) -> Any:
+    """It asks the master that it found first, whenever that one answers, and takes its word in any term."""
+    connect = MasterChannel._connect
+    first: dict[MasterChannel, Address] = {}
+
+    def gullible(self: Any, deadline: float) -> Any:
+        self.term = 0
+        if self in first:
+            link = self._open(first[self])
+            try:
+                establish(link, deadline=min(deadline, time.monotonic() + 0.05))
+            except Unreachable:
+                link.close()
+            else:
+                return link
+        link = connect(self, deadline)
+        first.setdefault(self, link.address)
+        return link
+
+    MasterChannel._connect = gullible
+    Idle.take = lambda self: None
+    return connect_pool(**options)
 
 
 class _WideBreaker(Proxy):

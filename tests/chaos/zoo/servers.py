@@ -7,10 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvops.store import master_core, node_core
+from kvops.limits import DIGEST_BYTES
+from kvops.store import master_core, node_core, removes
 from kvops.store.allocator import Allocator
+from kvops.store.breaker import GroupBreaker
+from kvops.store.election import Role
+from kvops.store.leadership import Leadership
+from kvops.store.master import ALWAYS
 from kvops.store.messages import RemoveStatus
+from kvops.store.stores import StoreTable
 
+SULK_MS = 10_000
 PAGE_BYTES_LEAST = 16_384  # the register's small values stay where they are
 
 
@@ -26,10 +33,10 @@ def _resurrect() -> None:
     """``remove`` says that it is done, and does nothing."""
 
     def remove(self: Any, conn: int, request: int, body: bytes, *, now_ms: int) -> bytes:
-        count = len(body) // master_core.DIGEST_BYTES
+        count = len(body) // DIGEST_BYTES
         return bytes([RemoveStatus.REMOVED] * count)
 
-    master_core.MasterCore._remove = remove
+    removes.Removes.start = remove
 
 
 def _forget() -> None:
@@ -93,6 +100,47 @@ def _overlap() -> None:
     Allocator.allocate = overlapping
 
 
+def _early() -> None:
+    """Memory is free for others as soon as it is cleared, whoever still holds a lease on it."""
+    release = StoreTable.release
+
+    def early(self: Any, store_id: int, *, not_before_ms: int, **more: Any) -> None:
+        release(self, store_id, not_before_ms=0, **more)
+
+    StoreTable.release = early
+
+
+def _leads_forever() -> None:
+    """Whoever has led once goes on to answer, whatever etcd says by now."""
+    changed = Leadership._election_changed
+
+    def deaf(self: Any) -> None:
+        if self._replication is None or self._coordinator.election.role is Role.LEADER:
+            changed(self)
+
+    def renewed(self: Any, election: Any) -> None:
+        self._master.lease_until_ms = 0 if self._replication is None else ALWAYS
+
+    Leadership._election_changed = deaf
+    Leadership._renewed = renewed
+    Leadership._cease_to_lead = lambda self: None
+
+
+def _shared_fate() -> None:
+    """One client cannot reach one store, and the whole group is told to keep away for ten seconds."""
+    report, probe = master_core.MasterCore._report, GroupBreaker.try_probe
+
+    def alarmed(self: Any, hello: Any, said: Any, *, now_ms: int) -> bytes:
+        self.breaker.trip(now_ms=now_ms)
+        return report(self, hello, said, now_ms=now_ms)
+
+    def sulking(self: GroupBreaker, *, now_ms: int) -> bool:
+        return now_ms - self.changed_ms > SULK_MS and probe(self, now_ms=now_ms)
+
+    master_core.MasterCore._report = alarmed
+    GroupBreaker.try_probe = sulking
+
+
 BUGS = {
     "correct": Broken("none", lambda: None),
     "resurrect": Broken("master", _resurrect),
@@ -100,5 +148,8 @@ BUGS = {
     "leak": Broken("master", _leak),
     "no_checksum": Broken("store", _rot),
     "no_fencing": Broken("master", _overlap),
+    "memory_reused_early": Broken("master", _early),
+    "shared_fate": Broken("master", _shared_fate),
+    "old_leader": Broken("master", _leads_forever),
 }
 """By name; a bug of clients alone is ``correct`` here."""

@@ -18,11 +18,12 @@ from kvops.chaos.experiment import (
     PoolSpec,
     Provider,
     Scope,
+    Select,
     Workload,
 )
 from kvops.chaos.history import Arm
 from kvops.chaos.runner import Options
-from kvops.fleet.local import Command
+from kvops.fleet.local import Command, serve_command
 from tests.chaos.zoo.servers import BUGS
 
 
@@ -37,7 +38,9 @@ class Specimen:
     arms: tuple[Arm, ...] = (Arm.BASELINE, Arm.FAULT)
     fault_s: float = 4.0
     tail_s: float = 4.0
-    rps: float = 30.0
+    rps: float = 24.0
+    pool: PoolSpec = field(default_factory=lambda: PoolSpec(stores=3, engines=3, segment_size="64MiB"))
+    scope: Scope = field(default_factory=Scope)
 
 
 SPECIMENS = (
@@ -45,8 +48,24 @@ SPECIMENS = (
     Specimen(name="resurrect", caught_by="S2"),
     Specimen(name="no_breaker", caught_by="C3"),
     Specimen(name="no_checksum", caught_by="S1"),
-    Specimen(name="no_fencing", caught_by="S1"),
-    Specimen(name="no_retry_budget", caught_by="C2", arms=(Arm.BASELINE, Arm.CONTROL, Arm.FAULT)),
+    Specimen(name="no_fencing", caught_by="S1", fault_s=2.0, tail_s=2.0),
+    Specimen(name="memory_reused_early", caught_by="S4", fault_s=2.0, tail_s=2.0),
+    Specimen(name="no_lease_check", caught_by="S4"),
+    Specimen(
+        name="old_leader",
+        caught_by="S7",
+        fault_s=8.0,
+        pool=PoolSpec(masters=3, etcd=1, stores=3, engines=3),
+        scope=Scope(domain="master", select=Select(role="master", leads=True), max_capacity_fraction=1.0),
+    ),
+    # Not a store that is silent: the master hides it after two seconds, and nothing is asked of it any more.
+    Specimen(
+        name="no_retry_budget",
+        caught_by="C2",
+        fault="store.wrong_bytes",
+        arguments={"objects": 400},
+        arms=(Arm.BASELINE, Arm.CONTROL, Arm.FAULT),
+    ),
     Specimen(name="lying_put", caught_by="S8"),
     Specimen(name="forget", caught_by="S3"),
     Specimen(name="leak", caught_by="S9"),
@@ -79,8 +98,8 @@ def experiment(specimen: Specimen, *, seed: int = 7) -> Experiment:
             )
         ],
         kvops=Kvops(
-            pool=PoolSpec(stores=3, engines=3, segment_size="64MiB"),
-            scope=Scope(),
+            pool=specimen.pool,
+            scope=specimen.scope,
             workload=Workload(
                 rps=specimen.rps,
                 arms=list(specimen.arms),
@@ -100,6 +119,8 @@ def command(bug: str) -> Command:
     """How the pool's roles are run."""
 
     def run(role: str, config_file: Path) -> Sequence[str]:
+        if role not in ("master", "store"):
+            return serve_command(role, config_file)
         return [sys.executable, "-P", "-m", "tests.chaos.zoo", bug, role, str(config_file)]
 
     return run

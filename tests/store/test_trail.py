@@ -1,0 +1,93 @@
+"""What a pool's trail says of a call is what the master says of the key, and times are in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kvops.limits import LEASE_TTL_MS
+from kvops.net.wire import Kind
+from kvops.store.trail import Trail, boot_ns
+from tests.pool import LocalPool
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[LocalPool]:
+    pool = LocalPool()
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def test_a_read_leaves_its_place_its_lease_and_who_answered(pool: LocalPool) -> None:
+    """Of each key: where it lay, in which generation, until when it may be read; and the term of the master."""
+    client, trail = pool.connect(), Trail()
+    client.follow(trail)
+    began_ns = boot_ns()
+
+    stored = client.batch_put_from(["a", "b"], [b"x" * 5_000, b"y" * 6_000])
+    given = dict(trail.places)
+    start = trail.first(Kind.PUT_START)
+    read = client.batch_get_into(["a", "absent", "b"], [bytearray(6_000) for _ in range(3)])
+
+    assert all(one.ok for one in stored)
+    assert [one.ok for one in read] == [True, False, True]
+    assert start is not None
+    assert sorted(given) == [0, 1]
+    assert sorted(trail.places) == [0, 2]
+    for index, key, at in ((0, "a", 0), (1, "b", 2)):
+        known = client.stat(key)
+        # ``stat`` is a call of its own, and has begun another trail.
+        assert known is not None
+        assert given[index].generation == known["generation"]
+        assert given[index].offset == known["offset"]
+        assert given[index].size_bytes == known["size_bytes"]
+        assert given[index].store == read[at].store
+    client.batch_get_into(["a", "absent", "b"], [bytearray(6_000) for _ in range(3)])
+    found = trail.first(Kind.LOOKUP)
+    assert found is not None
+    assert [trail.places[0], trail.places[2]] == [given[0], given[1]]
+    assert found.term == start.term > 0
+    assert found.incarnation == start.incarnation
+    assert (
+        began_ns < start.asked_ns < start.answered_ns < found.asked_ns < found.answered_ns <= trail.ended_ns
+    )
+    held_ms = (trail.lease_until_ns - found.asked_ns) / 1e6
+    assert 0 < held_ms <= LEASE_TTL_MS + 1
+
+
+def test_threads_do_not_see_each_others_calls(pool: LocalPool) -> None:
+    """A trail shows the looker's own last call, and what is counted is the looker's own, too."""
+    client, trail = pool.connect(), Trail()
+    client.follow(trail)
+    client.batch_put_from(["mine"], [b"z" * 5_000])
+    mine, sent = dict(trail.places), trail.requests
+
+    def other() -> None:
+        client.batch_get_into(["mine"] * 4, [bytearray(5_000) for _ in range(4)])
+        assert len(trail.places) == 4
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(10)
+
+    assert trail.places == mine
+    assert trail.requests == sent > 0
+
+
+def test_without_a_trail_nothing_is_kept(pool: LocalPool) -> None:
+    """Once nobody follows any more, calls leave what was there alone."""
+    client, trail = pool.connect(), Trail()
+    client.follow(trail)
+    client.batch_put_from(["kept"], [b"z" * 5_000])
+    before = trail.last
+
+    client.follow(None)
+    client.batch_get_into(["kept"], [bytearray(5_000)])
+
+    assert trail.last is before
