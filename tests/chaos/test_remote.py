@@ -93,6 +93,7 @@ def order(
         http=first.addresses["http"],
         control_http=second.addresses["http"],
         lease_s=lease_s,
+        deadline_s=2 * LONG_S,
         name=name,
     )
 
