@@ -23,7 +23,7 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)
 settings.register_profile("kvops", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kvops")
 
-STARTING = {"run", "started", "etcd"}  # fixtures that start processes, each time or once
+STARTING = {"run", "started", "running", "etcd", "fleet"}  # fixtures that start processes, each time or once
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -175,8 +175,10 @@ def test_an_experiment_on_a_lab(state_dir: Path, tmp_path: Path) -> None:
     file = experiment(tmp_path, "net_partition", fault_s=2)
 
     run = kvops(state_dir, "chaos", "run", str(file), "--lab", "--runs", str(tmp_path / "runs"))
-    said, _ = run.communicate(timeout=120)
-    seen, _ = kvops(state_dir, "status", "--wait", "healthy", "--timeout", "30s").communicate(timeout=60)
+    said, _ = run.communicate(timeout=2 * WAIT_S)
+    seen, _ = kvops(state_dir, "status", "--wait", "healthy", "--timeout", "60s").communicate(
+        timeout=2 * WAIT_S
+    )
 
     (folder,) = (tmp_path / "runs").iterdir()
     record = read_run(folder)
@@ -191,7 +193,9 @@ def test_an_experiment_on_a_lab(state_dir: Path, tmp_path: Path) -> None:
 
 def left_of(tokens: list[str], folder: Path) -> list[str]:
     """What an experiment left on this machine: all that it makes has its token in its name."""
-    rules = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, timeout=10, check=True)
+    rules = subprocess.run(
+        ["nft", "list", "tables"], capture_output=True, text=True, timeout=WAIT_S, check=True
+    )
     places = [*rules.stdout.splitlines(), *map(str, Path("/dev/shm").iterdir()), *processes_of(folder)]
     places += map(str, Path("/sys/fs/cgroup").rglob("kvops_*"))
     return [one for one in places if str(folder) in one or any(token in one for token in tokens)]
@@ -202,7 +206,7 @@ def test_nothing_is_left_after_a_storm(tmp_path: Path, func: str) -> None:
     """With runner and guardian killed in the middle of a fault, taking the lab down leaves the machine as it was."""
     file = experiment(tmp_path, func, fault_s=30)
     file.write_text(file.read_text().replace("1x5.0s", "1x40s").replace("1x5s", "1x40s"))
-    made = lab.up(tmp_path, "lab", PLAN, timeout_s=60, tell=quiet)
+    made = lab.up(tmp_path, "lab", PLAN, timeout_s=WAIT_S, tell=quiet)
     try:
         run = kvops(tmp_path, "chaos", "run", str(file), "--lab", "--runs", str(tmp_path / "runs"))
         wait_for(run, "hold")
@@ -211,7 +215,7 @@ def test_nothing_is_left_after_a_storm(tmp_path: Path, func: str) -> None:
         guardian = next(one.facts["guardian"] for one in entries if "guardian" in one.facts)
         scope = next(one.facts["scope"] for one in entries if "scope" in one.facts)
         os.kill(guardian["pid"], signal.SIGKILL)
-        run.communicate(timeout=30)
+        run.communicate(timeout=2 * WAIT_S)
     finally:
         lab.down(tmp_path, "lab", tell=quiet)
 
@@ -229,7 +233,7 @@ def test_a_lab_that_ended_is_forgotten(tmp_path: Path) -> None:
     write_yaml(path, gone)
 
     looked = kvops(tmp_path, "status")
-    said, _ = looked.communicate(timeout=60)
+    said, _ = looked.communicate(timeout=2 * WAIT_S)
     removed = lab.down(tmp_path, "lab", tell=quiet)
 
     assert looked.returncode == 3

@@ -52,7 +52,7 @@ def test_a_pool_on_nodes_and_a_disk_of_its_own(tmp_path: Path) -> None:
         inside = netns.inode_of()
         parts = pool.parts(roles=True)
         options = pool.client_options("g1")
-        with kvops.connect(options.pop("masters"), **options, host="engine-0", deadline_ms=5_000) as client:
+        with kvops.connect(options.pop("masters"), **options, host="engine-0", deadline_ms=CALL_MS) as client:
             until(lambda: client.put("k", PAGE).ok, "the pool takes a put")
             assert client.get("k") == PAGE
         assert home.is_mount()

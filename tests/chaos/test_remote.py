@@ -21,9 +21,10 @@ from kvops.chaos.steps import SignalProcess
 from kvops.errors import Aborted, Refused, Unreachable, Unsupported, UsageError
 from kvops.fleet.process import is_stopped
 from kvops.host import SshHost
-from tests.chaos.victims import Victim, until
+from tests.chaos.victims import Victim
 from tests.diag.hosts import PORT, Fleet, fleet_of, needed
 from tests.pool import ROOT
+from tests.waiting import WAIT_S, until
 
 pytestmark = [
     pytest.mark.process,
@@ -31,7 +32,8 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("nft") is None, reason="needs: apt install nftables"),
 ]
 HOST = "h01"
-LONG_S = 20.0  # a lease that nothing here waits for
+LONG_S = 100.0  # a lease that nothing here waits for: what is undone earlier was not undone by it
+assert LONG_S > WAIT_S
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +96,7 @@ def order(
         http=first.addresses["http"],
         control_http=second.addresses["http"],
         lease_s=lease_s,
+        deadline_s=2 * LONG_S,
         name=name,
     )
 
@@ -130,7 +133,7 @@ def test_the_connection_ends(servers: list[Victim], ssh: SshHost, book: Book) ->
 
     ssh.close()
 
-    until(lambda: not book.dirty(), "the guardian has undone", timeout_s=LONG_S / 2)
+    until(lambda: not book.dirty(), "the guardian has undone")
     last = entries(book, "ended")[-1]
     assert (last.state, last.by) == (State.CLEAN, "guardian")
     assert not is_stopped(servers[0].target.leader)
@@ -145,13 +148,13 @@ def test_the_connection_falls_silent(fleet: Fleet, servers: list[Victim], ssh: S
     one.inject()
     one.beat()
 
-    subprocess.run(["ip", "-n", fleet.hub, "link", "set", f"r0{HOST}", "down"], check=True, timeout=10)
+    subprocess.run(["ip", "-n", fleet.hub, "link", "set", f"r0{HOST}", "down"], check=True, timeout=WAIT_S)
     try:
-        until(lambda: not book.dirty(), "the guardian has undone", timeout_s=30)
+        until(lambda: not book.dirty(), "the guardian has undone")
         with pytest.raises(Unreachable):
             one.beat()
     finally:
-        subprocess.run(["ip", "-n", fleet.hub, "link", "set", f"r0{HOST}", "up"], check=True, timeout=10)
+        subprocess.run(["ip", "-n", fleet.hub, "link", "set", f"r0{HOST}", "up"], check=True, timeout=WAIT_S)
 
     last = entries(book, "silent")[-1]
     assert (last.by, last.detail) == ("guardian", "the runner did not renew its lease")
@@ -200,14 +203,14 @@ def test_a_group_on_a_host(fleet: Fleet, book: Book) -> None:
     """The command breaks a store of the group that runs on that host, and says what it saw there."""
     enter = ["ip", "netns", "exec", fleet.namespace(HOST), str(fleet.folder / "bin" / "kvops")]
     words = ["start", "--stores", "2", "--segment-size", "16MiB", "--timeout", "90s"]
-    subprocess.run([*enter, *words], check=True, capture_output=True, timeout=120)
+    subprocess.run([*enter, *words], check=True, capture_output=True, timeout=2 * WAIT_S)
     try:
         done = fleet.kvops(
             *("chaos", "inject", "process.pause", "store-1", "--for", "1s", "--lease", "20s"),
             *("--host", HOST, "--inventory", str(fleet.inventory)),
         )
     finally:
-        subprocess.run([*enter, "stop"], check=True, capture_output=True, timeout=60)
+        subprocess.run([*enter, "stop"], check=True, capture_output=True, timeout=2 * WAIT_S)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "h01: " in done.stderr

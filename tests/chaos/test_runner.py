@@ -200,8 +200,8 @@ def command_line(options: Options, tmp_path: Path) -> subprocess.Popen[str]:
     file = tmp_path / "long.yaml"
     file.write_text(
         SHORT.format(
-            func="process_pause", arms="baseline, fault", window=7, fault=5, guards="", verify=20
-        ).replace("1x7s", "1x7s, profile: chat-prefix")
+            func="process_pause", arms="baseline, fault", window=9, fault=7, guards="", verify=20
+        ).replace("1x9s", "1x9s, profile: chat-prefix")
     )
     env = {**os.environ, "PYTHONPATH": str(Path(kvops.__file__).parents[1]), "TMPDIR": str(options.folder)}
     words = [

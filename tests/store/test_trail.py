@@ -11,6 +11,7 @@ from kvops.limits import LEASE_TTL_MS
 from kvops.net.wire import Kind
 from kvops.store.trail import Trail, boot_ns
 from tests.pool import LocalPool
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.process
 
@@ -74,7 +75,7 @@ def test_threads_do_not_see_each_others_calls(pool: LocalPool) -> None:
 
     thread = threading.Thread(target=other)
     thread.start()
-    thread.join(10)
+    thread.join(WAIT_S)
 
     assert trail.places == mine
     assert trail.requests == sent > 0

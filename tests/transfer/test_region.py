@@ -27,7 +27,8 @@ from kvops.store.clock import boot_id
 from kvops.store.model import Reason
 from kvops.transfer import messages as tm
 from kvops.transfer.region import Region, Regions, borrow
-from tests.pool import ROOT, LocalPool, Member, until
+from tests.pool import ROOT, LocalPool, Member
+from tests.waiting import WAIT_S, until
 
 MIB = 1 << 20
 
@@ -47,7 +48,7 @@ def pool(running: LocalPool) -> Iterator[LocalPool]:
 
 def copied_bytes(store: Member) -> int:
     """What a store says it has copied from registered memory."""
-    with urllib.request.urlopen(f"http://{store.addresses['http']}/metrics", timeout=10) as page:
+    with urllib.request.urlopen(f"http://{store.addresses['http']}/metrics", timeout=WAIT_S) as page:
         lines = page.read().decode().splitlines()
     name = "kvops_store_registered_bytes_total"
     return int(float(next(line for line in lines if line.startswith(name)).split()[1]))
@@ -154,7 +155,7 @@ def test_a_store_outlives_a_writer_that_dies(pool: LocalPool) -> None:
     """A writer killed in the middle of its puts takes no store along: mapped pages stay."""
     program = """
 import kvops, sys
-pool = kvops.connect(sys.argv[1], secret_file=sys.argv[2], host="host-0", deadline_ms=5000)
+pool = kvops.connect(sys.argv[1], secret_file=sys.argv[2], host="host-0", deadline_ms=30000)
 memory = pool.allocate(16 << 20)
 for number in range(10_000):
     pool.batch_put_from([f"w{number % 7}/{i}" for i in range(16)], [memory[i << 20 : i + 1 << 20] for i in range(16)])
@@ -168,11 +169,14 @@ for number in range(10_000):
         stdout=subprocess.PIPE,
     )
     assert writer.stdout is not None
-    with writer.stdout as lines:
-        for _ in range(3):
-            assert lines.readline()
+    try:
+        with writer.stdout as lines:
+            for _ in range(3):
+                assert lines.readline()
+            writer.kill()
+    finally:
         writer.kill()
-        writer.wait(10)
+        writer.wait(WAIT_S)
     assert pool.stores[0].alive
     client = pool.connect()
     until(lambda: client.put("after", b"data").ok, "the store serves")
@@ -198,14 +202,14 @@ def link(pool: LocalPool) -> Iterator[Link]:
     made = Link(
         Address.parse(pool.stores[0].config["unix_path"]), secret=read_secret(pool.secret_file), hello=hello
     )
-    establish(made, deadline=time.monotonic() + 10)
+    establish(made, deadline=time.monotonic() + WAIT_S)
     yield made
     made.close()
 
 
 def offer(link: Link, fd: int, *, number: int, size_bytes: int) -> bytes:
     """Register a descriptor by hand; the store's last answer."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + WAIT_S
     send(link, Kind.REGISTER, tm.REGISTER.pack(number, 0, size_bytes), request=number)
     answer = receive(link, Kind.REGISTER, request=number, deadline=deadline)
     if answer == tm.GO_ON:
@@ -216,7 +220,7 @@ def offer(link: Link, fd: int, *, number: int, size_bytes: int) -> bytes:
 
 def serves(link: Link) -> bool:
     """Whether the connection is of use still."""
-    return bool(call(link, Kind.LIST, LIST_ALL, request=9, deadline=time.monotonic() + 10))
+    return bool(call(link, Kind.LIST, LIST_ALL, request=9, deadline=time.monotonic() + WAIT_S))
 
 
 LIST_ALL = encode(tm.ListQuery(prefix="", limit=1, cursor=0))
@@ -267,7 +271,7 @@ def test_a_write_from_nowhere_ends_its_connection(pool: LocalPool, link: Link, b
     region = Region(4096)
     assert offer(link, region.fd, number=1, size_bytes=4096) == tm.REGISTERED
     with pytest.raises(Unreachable, match="write"):
-        call(link, Kind.WRITE_REGISTERED, body, request=2, deadline=time.monotonic() + 10)
+        call(link, Kind.WRITE_REGISTERED, body, request=2, deadline=time.monotonic() + WAIT_S)
     assert pool.connect().put("k", b"d").ok
     region.close()
 
@@ -275,10 +279,10 @@ def test_a_write_from_nowhere_ends_its_connection(pool: LocalPool, link: Link, b
 def test_a_descriptor_that_never_comes_ends_its_connection(pool: LocalPool, link: Link) -> None:
     """Nobody waits for it without end, and nobody else waits at all."""
     send(link, Kind.REGISTER, tm.REGISTER.pack(1, 0, 4096), request=1)
-    assert receive(link, Kind.REGISTER, request=1, deadline=time.monotonic() + 10) == tm.GO_ON
+    assert receive(link, Kind.REGISTER, request=1, deadline=time.monotonic() + WAIT_S) == tm.GO_ON
     assert pool.connect().put("k2", b"d").ok
     with pytest.raises(Unreachable):
-        receive(link, Kind.REGISTER, request=1, deadline=time.monotonic() + 20)
+        receive(link, Kind.REGISTER, request=1, deadline=time.monotonic() + WAIT_S)
 
 
 # The writer's side alone.
