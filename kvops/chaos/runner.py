@@ -317,6 +317,7 @@ class _Runner:
                     self._end(End.NOT_STEADY, "the experiment has no baseline arm: nothing to compare with")
                 else:
                     check_supported(self._pool_spec)
+                    self._check_machine()
                     self._run()
             except Unsupported as error:
                 self._end(End.UNSUPPORTED, str(error))
@@ -618,6 +619,16 @@ class _Runner:
         if self._options.round_of is None:
             return self._plan.fault_s
         return seconds(self._of_block(block).ours.deadlines.fault)
+
+    def _check_machine(self) -> None:
+        """What this machine can do with no target at all is known before anything is started."""
+        from kvops.chaos.faults import catalogue
+
+        known: dict[str, Any] = catalogue()
+        for call in self._experiment.faults:
+            missing = known[call.name].here().missing
+            if missing is not None:
+                raise Unsupported(f"{call.name} cannot be done here: {missing}", fix="kvops chaos doctor")
 
     def _check_available(self, pool: PoolUnderTest) -> None:
         host = LocalHost()

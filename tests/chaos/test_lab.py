@@ -150,11 +150,11 @@ def test_killed_member_comes_back_on_its_node(state_dir: Path, tmp_path: Path) -
     assert back.leader.pid != store.leader.pid
 
 
-def experiment(folder: Path, func: str, *, fault_s: float) -> Path:
+def experiment(folder: Path, func: str, *, fault_s: float, window_s: float = 5) -> Path:
     """A short experiment for pools of two stores."""
     path = folder / "experiment.yaml"
     path.write_text(
-        SHORT.format(func=func, arms="baseline, fault", window=5, fault=fault_s, guards="", verify=20)
+        SHORT.format(func=func, arms="baseline, fault", window=window_s, fault=fault_s, guards="", verify=20)
     )
     return path
 
@@ -170,6 +170,7 @@ def kvops(state_dir: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.timeout(300)  # a whole run, on a machine that may be busy
 def test_an_experiment_on_a_lab(state_dir: Path, tmp_path: Path) -> None:
     """A node is cut off, proven and given back while clients go on; status sees the lab from outside."""
     file = experiment(tmp_path, "net_partition", fault_s=2)
@@ -201,11 +202,11 @@ def left_of(tokens: list[str], folder: Path) -> list[str]:
     return [one for one in places if str(folder) in one or any(token in one for token in tokens)]
 
 
+@pytest.mark.timeout(300)  # as above
 @pytest.mark.parametrize("func", ["net_delay", "process_pause"])
 def test_nothing_is_left_after_a_storm(tmp_path: Path, func: str) -> None:
     """With runner and guardian killed in the middle of a fault, taking the lab down leaves the machine as it was."""
-    file = experiment(tmp_path, func, fault_s=30)
-    file.write_text(file.read_text().replace("1x5.0s", "1x40s").replace("1x5s", "1x40s"))
+    file = experiment(tmp_path, func, fault_s=9, window_s=11)
     made = lab.up(tmp_path, "lab", PLAN, timeout_s=WAIT_S, tell=quiet)
     try:
         run = kvops(tmp_path, "chaos", "run", str(file), "--lab", "--runs", str(tmp_path / "runs"))

@@ -15,6 +15,7 @@ import pytest
 import kvops
 from kvops.chaos.calibrate import trials, without_fault
 from kvops.chaos.experiment import Experiment, parse
+from kvops.chaos.faults.net import netem_missing
 from kvops.chaos.history import Arm, End, read_run
 from kvops.chaos.ledger import Book
 from kvops.chaos.runner import Options, one_at_a_time, run, within
@@ -134,6 +135,18 @@ def test_a_guard_ends_it_and_it_is_undone(options: Options) -> None:
     assert window.t_clean_ns is not None
     assert judge(record).verdict is RunVerdict.ABORTED
     assert not Book(options.state_dir).dirty()
+
+
+@pytest.mark.skipif(netem_missing() is None, reason="this kernel can do all that is needed here")
+def test_what_the_machine_cannot_do_is_known_before_anything_starts(options: Options) -> None:
+    """A fault that this kernel has not is UNSUPPORTED with the reason, and no pool is started to find that out."""
+    said: list[str] = []
+    ran = run(short("net_netem"), options, say=lambda step, text: said.append(step))
+
+    assert ran.end is End.UNSUPPORTED
+    assert netem_missing() in ran.why
+    assert "start" not in said
+    assert judge(read_run(ran.folder)).verdict is RunVerdict.UNSUPPORTED
 
 
 def test_an_injector_that_does_nothing_is_never_a_pass(
