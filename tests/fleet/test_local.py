@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -396,26 +397,24 @@ def test_bad_name(name: str, tmp_path: Path) -> None:
         LocalGroup(tmp_path, name)
 
 
-def test_nothing_is_left_for_sockets(
-    tmp_path: Path, make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_left_for_sockets(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of the last group takes the folder of all groups' sockets along, and not before."""
-    private = tmp_path / "run"
-    private.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(private))
-    group = make_group()
-    group.start(SMALL, timeout_s=30)
-    other = group.runtime_dir().parent / "other"
-    other.mkdir()
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # sockets' paths are short
+        private = Path(name)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", name)
+        group = make_group()
+        group.start(SMALL, timeout_s=30)
+        other = group.runtime_dir().parent / "other"
+        other.mkdir()
 
-    group.stop()
-    left = list(other.parent.iterdir())
-    other.rmdir()
-    group.start(SMALL, timeout_s=30)
-    group.stop()
+        group.stop()
+        left = list(other.parent.iterdir())
+        other.rmdir()
+        group.start(SMALL, timeout_s=30)
+        group.stop()
 
-    assert left == [other]
-    assert list(private.iterdir()) == []
+        assert left == [other]
+        assert list(private.iterdir()) == []
 
 
 def test_foreign_runtime_folder(
