@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from kvops import collector
 from kvops.cli import options
 from kvops.cli.diagnose_matrix import HOST_TIMEOUT_S_DEFAULT, ProbeSaid, make_plan, probe_options
 from kvops.cli.diagnose_matrix import command as matrix_command
@@ -126,6 +127,7 @@ def command(
     """
     if ctx.invoked_subcommand is not None:
         return 0
+    collector.ease()
     from kvops.diag.runner import run, select
 
     settings: Settings = ctx.obj

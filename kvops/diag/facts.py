@@ -882,7 +882,8 @@ class HostFacts:
         self.name = name or snapshot.name or str(self.meta.get("hostname") or "") or "localhost"
         self.profile: dict[str, Any] = {}
         self.others: list[HostFacts] = []
-        self.touched: dict[str, Evidence] | None = None
+        # What a check has read so far, each as evidence: made when a finding cites it, which few do.
+        self.touched: dict[str, Callable[[], Evidence]] | None = None
 
     # Reading
 
@@ -891,9 +892,12 @@ class HostFacts:
         reading = self.snapshot.read(path, sample=sample)
         if not reading.present:
             raise Unseen(path, reading.sight)
-        if self.touched is not None and path not in self.touched and len(self.touched) < 64:
-            self.touched[path] = self._file_evidence(path, reading.text)
+        self._touch(path, reading.text)
         return reading.text
+
+    def _touch(self, path: str, text: str) -> None:
+        if self.touched is not None and path not in self.touched and len(self.touched) < 64:
+            self.touched[path] = partial(self._file_evidence, path, text)
 
     def get(self, path: str, sample: int = 0) -> str | None:
         """The content; None if it is absent. Raises Unseen for any other reason."""
@@ -906,7 +910,11 @@ class HostFacts:
 
     def peek(self, path: str, sample: int = 0) -> str | None:
         """The content; None for any reason: for one of several sources of a fact."""
-        return attempt(lambda: self.text(path, sample))
+        reading = self.snapshot.read(path, sample=sample)
+        if not reading.present:
+            return None
+        self._touch(path, reading.text)
+        return reading.text
 
     def number(self, path: str, sample: int = 0) -> int:
         return sysfs.parse_int(self.text(path, sample))
@@ -967,7 +975,7 @@ class HostFacts:
             denied = re.search(r"not permitted|ermission denied|must be root|EPERM|EACCES", result.stderr)
             raise Unseen(" ".join(candidates[0]), Sight.UNREADABLE if denied else Sight.FAILED)
         if self.touched is not None and len(self.touched) < 64:
-            self.touched.setdefault(result.file, self._command_evidence(result))
+            self.touched.setdefault(result.file, partial(self._command_evidence, result))
         return result
 
     def command(self, tool: str, *words: str, sample: int = 0) -> str:

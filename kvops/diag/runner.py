@@ -142,7 +142,7 @@ class _Judge:
         """A finding that cites nothing gets what the check read last."""
         if finding.evidence or host is None or not host.touched:
             return finding
-        return replace(finding, evidence=tuple(list(host.touched.values())[-4:]))
+        return replace(finding, evidence=tuple(cite() for cite in list(host.touched.values())[-4:]))
 
     def _result(self) -> Result:
         findings = tuple(sorted(self.findings, key=lambda finding: _RANK[finding.severity]))

@@ -61,9 +61,7 @@ def _should_carry_rdma(host: HostFacts) -> Iterator[tuple[PciFunction, PciFuncti
     Mellanox, whose every card does, only such a twin tells a NIC with RDMA from one without.
     """
     owners = [device.pci for device in attempt(lambda: host.devices) or () if device.pci is not None]
-    twins = {
-        (owner.vendor, owner.device): owner for owner in owners if None not in (owner.vendor, owner.device)
-    }
+    twins = {(owner.vendor, owner.device): owner for owner in owners if owner.vendor and owner.device}
     nics = {function.bdf for function in _nics(host)}
     for function in host.pci:
         twin = twins.get((function.vendor, function.device))
