@@ -20,7 +20,7 @@ from kvops.errors import UsageError
 from kvops.files import default_state_dir
 
 if TYPE_CHECKING:
-    from kvops.diag.facts import HostFacts
+    from kvops.diag.facts.host import HostFacts
     from kvops.diag.matrix import Matrix
     from kvops.diag.model import Result
     from kvops.diag.probes import Plan
@@ -293,7 +293,7 @@ def _profile(path: Path | None) -> dict[str, Any]:
 
 
 def _load(path: Path) -> list[HostFacts]:
-    from kvops.diag.facts import HostFacts
+    from kvops.diag.facts.host import HostFacts
     from kvops.diag.snapshot import load
 
     snapshots = load(path)
@@ -305,7 +305,7 @@ def _local(
     window_s: float, pids: Sequence[int], collect: Path | None, probes: dict[str, list[str]] | None = None
 ) -> HostFacts:
     from kvops.diag.collect import agent
-    from kvops.diag.facts import HostFacts
+    from kvops.diag.facts.host import HostFacts
     from kvops.diag.snapshot import from_files, save
 
     files = agent.collect(window_s=window_s, pids=list(pids), **(probes or {}))
@@ -323,7 +323,7 @@ def _fleet(
     out: Output,
 ) -> tuple[list[HostFacts], list[tuple[str, str]], Matrix | None]:
     """Collect hosts, and probe between them if there is a plan; what probes found is part of what is seen."""
-    from kvops.diag.facts import HostFacts
+    from kvops.diag.facts.host import HostFacts
     from kvops.diag.fleet import gather
     from kvops.diag.snapshot import from_files, save
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kvops.diag.checks.mtu import active_mtu
-from kvops.diag.facts import HostFacts, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
 from kvops.errors import ConfigError
 
 _BOOL, _INT, _STR, _LIST, _MAP = (bool,), (int,), (str,), (list,), (dict,)

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvops.diag.facts import HostFacts, Port, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.rdma import Port
 from kvops.diag.model import LOUD, Finding, Outcome, Result
 
 RAILS_MAX = 64  # of one host

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from kvops.diag.facts import HostFacts
+from kvops.diag.facts.host import HostFacts
 from kvops.diag.model import Finding
 
 CheckFunction = TypeVar("CheckFunction", bound=Callable[..., Iterator[Finding]])

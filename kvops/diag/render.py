@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvops.diag.facts import HostFacts
+from kvops.diag.facts.host import HostFacts
 from kvops.diag.model import LOUD, Finding, Outcome, Result
 from kvops.diag.report import (
     Cause,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from kvops.diag.facts import HostFacts
+from kvops.diag.facts.host import HostFacts
 from kvops.diag.model import LOUD, Outcome, Result
 from kvops.diag.rails import MARKS, Rail, rails_of
 from kvops.diag.registry import checks

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvops.diag.facts import HostFacts, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
 from kvops.diag.model import LOUD, Finding, Outcome, Result
 from kvops.diag.rails import rails_of
 from kvops.diag.registry import Check, checks

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from kvops.diag.facts import HostFacts
+from kvops.diag.facts.host import HostFacts
 from kvops.diag.model import Finding, Outcome, Result, Skip, Unseen
 from kvops.diag.registry import Check, Per, checks, subjects_of
 from kvops.errors import ParseError, UsageError

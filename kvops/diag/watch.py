@@ -13,7 +13,9 @@ from typing import Any
 
 from kvops.diag.collect import agent
 from kvops.diag.correlate import EFFECTS, relations
-from kvops.diag.facts import HostFacts, Port, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.rdma import Port
 from kvops.diag.model import LOUD, Result
 from kvops.diag.registry import Check
 from kvops.diag.runner import run, select

@@ -18,7 +18,7 @@ from world import loud, outcomes
 
 from kvops.cli.main import main
 from kvops.diag.collect import agent
-from kvops.diag.facts import HostFacts
+from kvops.diag.facts.host import HostFacts
 from kvops.diag.fleet import gather, split_host
 from kvops.diag.model import Outcome
 from kvops.diag.runner import run, select

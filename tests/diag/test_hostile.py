@@ -14,7 +14,7 @@ import pytest
 from world import World, judge, loud
 
 from kvops.diag.collect import agent
-from kvops.diag.facts import HostFacts
+from kvops.diag.facts.host import HostFacts
 from kvops.diag.runner import run, select
 from kvops.diag.snapshot import load, save
 from kvops.host import MemoryFiles, Sight

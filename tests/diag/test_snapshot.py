@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from world import World, judge, outcomes
 
-from kvops.diag.facts import HostFacts
+from kvops.diag.facts.host import HostFacts
 from kvops.diag.runner import run, select
 from kvops.diag.snapshot import load, save
 from kvops.errors import ConfigError, UsageError

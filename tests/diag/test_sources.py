@@ -14,7 +14,7 @@ from defects import DEFECTS
 from world import World, judge
 
 from kvops.diag.collect import agent
-from kvops.diag.facts import HostFacts
+from kvops.diag.facts.host import HostFacts
 from kvops.host import Sight, SnapshotHost
 
 # Programs that checks understand and the collector does not run by itself, each with its reason.

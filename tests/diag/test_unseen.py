@@ -8,7 +8,7 @@ import pytest
 from unseen import BENIGN, CASES
 from vendors import BLUEFIELD, BROADCOM, CONNECTX, EFA, INFINIBAND, INTEL, Maker, Node, healthy
 
-from kvops.diag.facts import HostFacts
+from kvops.diag.facts.host import HostFacts
 from kvops.diag.model import LOUD, Result
 from kvops.diag.runner import run, select
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from kvops.diag.facts import HostFacts
+from kvops.diag.facts.host import HostFacts
 from kvops.diag.model import LOUD, Result
 from kvops.diag.runner import run, select
 from kvops.host import MemoryFiles, SnapshotHost

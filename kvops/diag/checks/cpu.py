@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from kvops.diag.facts import HostFacts, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
 from kvops.diag.model import Finding, Skip, Unseen, info, warn
 from kvops.diag.parsers import proc, sysfs
 from kvops.diag.registry import check

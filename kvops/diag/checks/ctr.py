@@ -6,7 +6,10 @@ import statistics
 from collections.abc import Iterator
 
 from kvops.diag.checks.qos import lossless_priorities
-from kvops.diag.facts import HostFacts, Port, Target, attempt, rate_gbps
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts, rate_gbps
+from kvops.diag.facts.rdma import Port
+from kvops.diag.facts.target import Target
 from kvops.diag.model import Finding, Outcome, Skip, Unseen, fail, finding, info, warn
 from kvops.diag.parsers import proc, sysfs
 from kvops.diag.registry import Per, check

@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from kvops.diag.compare import Groups
-from kvops.diag.facts import HostFacts, PciFunction, Port, RdmaDevice, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.pci import PciFunction
+from kvops.diag.facts.rdma import Port, RdmaDevice
 from kvops.diag.model import Evidence, Finding, Outcome, Skip, Unseen, fail, finding, info, warn
 from kvops.diag.parsers import rdma, sysfs, tools
 from kvops.diag.registry import Per, check
@@ -61,7 +64,8 @@ def _should_carry_rdma(host: HostFacts) -> Iterator[tuple[PciFunction, PciFuncti
     Mellanox, whose every card does, only such a twin tells a NIC with RDMA from one without.
     """
     owners = [device.pci for device in attempt(lambda: host.devices) or () if device.pci is not None]
-    twins = {(owner.vendor, owner.device): owner for owner in owners if owner.vendor and owner.device}
+    known = [owner for owner in owners if None not in (owner.vendor, owner.device)]
+    twins = {(owner.vendor, owner.device): owner for owner in known}
     nics = {function.bdf for function in _nics(host)}
     for function in host.pci:
         twin = twins.get((function.vendor, function.device))

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from kvops.diag.checks.iommu import gpu_peer_to_peer
 from kvops.diag.checks.mem import gib
-from kvops.diag.facts import HostFacts, Target, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.target import Target
 from kvops.diag.model import Finding, Outcome, Skip, Unseen, fail, finding, warn
 from kvops.diag.parsers import misc, proc, sysfs
 from kvops.diag.registry import Per, check

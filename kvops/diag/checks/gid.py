@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from kvops.diag.checks.driver import _uses_cm
-from kvops.diag.facts import Gid, GidUse, HostFacts, Port, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.rdma import Gid, GidUse, Port
 from kvops.diag.model import Evidence, Finding, Outcome, Skip, Unseen, fail, finding, info, warn
 from kvops.diag.parsers import rdma
 from kvops.diag.registry import Per, check

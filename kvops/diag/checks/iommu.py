@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from kvops.diag.facts import HostFacts, PciFunction, RdmaDevice, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.pci import PciFunction
+from kvops.diag.facts.rdma import RdmaDevice
 from kvops.diag.model import Finding, Outcome, Skip, Unseen, fail, finding, info
 from kvops.diag.registry import Per, check
 

@@ -7,7 +7,11 @@ import re
 from collections.abc import Iterator
 
 from kvops.diag.checks.gid import fabric_routed
-from kvops.diag.facts import HostFacts, Netdev, Port, Target, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.netdev import Netdev
+from kvops.diag.facts.rdma import Port
+from kvops.diag.facts.target import Target
 from kvops.diag.model import Evidence, Finding, Outcome, Skip, Unseen, fail, finding, info, warn
 from kvops.diag.parsers import ip, proc, sysfs, tools
 from kvops.diag.registry import Per, check

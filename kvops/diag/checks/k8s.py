@@ -9,7 +9,9 @@ from typing import Any
 
 from kvops.diag.checks.mem import CAP_IPC_LOCK, gib
 from kvops.diag.checks.mtu import path_mtu_of
-from kvops.diag.facts import HostFacts, Target, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.target import Target
 from kvops.diag.model import Evidence, Finding, Outcome, Skip, Unseen, fail, finding, info, warn
 from kvops.diag.parsers import ip, misc, proc, rdma
 from kvops.diag.registry import Per, check

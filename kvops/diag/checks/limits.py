@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterator
 
 from kvops.diag.checks.ip import HANDSHAKE_PORT, RPC_PORTS
-from kvops.diag.facts import HostFacts, RdmaDevice, Target, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.rdma import RdmaDevice
+from kvops.diag.facts.target import Target
 from kvops.diag.model import Finding, Outcome, Unseen, fail, finding, warn
 from kvops.diag.registry import Per, check
 from kvops.host import Sight

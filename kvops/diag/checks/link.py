@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from kvops.diag.compare import Groups
-from kvops.diag.facts import HostFacts, Port, Target, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.rdma import Port
+from kvops.diag.facts.target import Target
 from kvops.diag.model import Finding, Outcome, Skip, Unseen, fail, finding, info, warn
 from kvops.diag.parsers import ethtool, rdma, sysfs, tools
 from kvops.diag.registry import Per, check

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from kvops.diag.facts import HostFacts, Target, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.target import Target
 from kvops.diag.model import Evidence, Finding, Outcome, Skip, Unseen, fail, finding, info, warn
 from kvops.diag.parsers import misc, proc, rdma, sysfs
 from kvops.diag.registry import Per, check

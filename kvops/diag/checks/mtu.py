@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from kvops.diag.checks.driver import MELLANOX
-from kvops.diag.facts import HostFacts, Port, Target, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.rdma import Port
+from kvops.diag.facts.target import Target
 from kvops.diag.model import Finding, Skip, Unseen, fail, warn
 from kvops.diag.parsers import ip
 from kvops.diag.registry import Per, check

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from kvops.diag.facts import HostFacts, RdmaDevice, Target, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.rdma import RdmaDevice
+from kvops.diag.facts.target import Target
 from kvops.diag.model import Finding, Skip, Unseen, fail, info, warn
 from kvops.diag.parsers import proc, sysfs
 from kvops.diag.registry import Per, check

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from kvops.diag.checks.ip import ROCE_UDP_PORT
-from kvops.diag.facts import HostFacts, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
 from kvops.diag.model import Evidence, Finding, Skip, Unseen, fail, info, warn
 from kvops.diag.parsers import ethtool, misc, rdma
 from kvops.diag.registry import check

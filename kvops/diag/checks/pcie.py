@@ -7,7 +7,11 @@ from collections.abc import Iterator
 
 from kvops.diag.checks.iommu import gpu_peer_to_peer
 from kvops.diag.checks.numa import home_nodes
-from kvops.diag.facts import HostFacts, PciFunction, Port, RdmaDevice, Target, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.pci import PciFunction
+from kvops.diag.facts.rdma import Port, RdmaDevice
+from kvops.diag.facts.target import Target
 from kvops.diag.model import Finding, Outcome, Skip, Unseen, fail, finding, info, warn
 from kvops.diag.parsers import misc, rdma, sysfs
 from kvops.diag.registry import Per, check

@@ -13,7 +13,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvops.diag.facts import HostFacts, RdmaDevice, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.rdma import RdmaDevice
 from kvops.diag.model import Finding, Outcome, Skip, fail, finding, info, warn
 from kvops.diag.parsers import ip, rdma, sysfs
 from kvops.diag.registry import Per, check

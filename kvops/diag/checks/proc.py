@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from kvops.diag.compare import Groups
-from kvops.diag.facts import HostFacts, Target, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.target import Target
 from kvops.diag.model import Finding, Outcome, Skip, Unseen, fail, info, warn
 from kvops.diag.parsers.ip import parse_address
 from kvops.diag.registry import Per, check

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from kvops.diag.facts import HostFacts, Netdev, Port, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.netdev import Netdev
+from kvops.diag.facts.rdma import Port
 from kvops.diag.model import Evidence, Finding, Outcome, Skip, Unseen, fail, finding, info, warn
 from kvops.diag.parsers import ethtool, qos, rdma, sysfs, tools
 from kvops.diag.registry import Per, check

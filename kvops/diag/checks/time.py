@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvops.diag.facts import HostFacts, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
 from kvops.diag.model import Finding, Outcome, Unseen, finding, warn
 from kvops.diag.parsers import misc, sysfs
 from kvops.diag.registry import Per, check

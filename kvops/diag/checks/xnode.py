@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from kvops.diag.checks.iommu import domain_type
-from kvops.diag.facts import HostFacts, attempt
+from kvops.diag.facts.fact import attempt
+from kvops.diag.facts.host import HostFacts
 from kvops.diag.model import Evidence, Finding, Outcome, Skip, Unseen, fail, finding, info, warn
 from kvops.diag.parsers import ip
 from kvops.diag.registry import Per, check
