@@ -27,7 +27,7 @@ EXIT_FALSE_ALARM: Final = 1
 
 @options.command("calibrate")
 @click.argument("file", type=PATH)
-@click.option("--runs-count", "-n", type=click.IntRange(1, 1_000), default=20, show_default=True)
+@click.option("--count", "-n", type=click.IntRange(1, 1_000), default=20, show_default=True)
 @click.option("--windows", default="5x4s", show_default=True, help="Blocks and windows of each run.")
 @click.option("--warmup", default="1s", show_default=True, help="Before each window, and not judged.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the first run; the next count up.")
@@ -36,7 +36,7 @@ EXIT_FALSE_ALARM: Final = 1
 def command(
     settings: Settings,
     file: Path,
-    runs_count: int,
+    count: int,
     windows: str,
     warmup: str,
     seed: int,
@@ -60,14 +60,14 @@ def command(
 
     out = Output(settings)
     experiment = without_fault(load(file), windows=windows, warmup=warmup)
-    total_s = runs_count * duration_s(experiment, quick=False)
-    out.header("local", f"{runs_count} runs without a fault, about {human_age(total_s)}")
+    total_s = count * duration_s(experiment, quick=False)
+    out.header("local", f"{count} runs without a fault, about {human_age(total_s)}")
     said = Options(state_dir=state_dir(settings), runs_dir=runs_dir, source=str(file))
     rows: list[dict[str, object]] = []
     alarms = 0
-    for trial in trials(experiment, said, runs=runs_count, seed=seed, say=teller(settings)):
+    for trial in trials(experiment, said, runs=count, seed=seed, say=teller(settings)):
         alarms += trial.false_alarm
-        out.note(f"[{len(rows) + 1}/{runs_count}] seed {trial.seed}: {trial.verdict.value}")
+        out.note(f"[{len(rows) + 1}/{count}] seed {trial.seed}: {trial.verdict.value}")
         rows.append(
             {
                 "seed": trial.seed,

@@ -44,7 +44,7 @@ from kvops.store import messages as m
 from kvops.store.breaker import Failure, RetryBudget
 from kvops.store.caretaker import Caretaker
 from kvops.store.channel import PATIENCE_S, Identity, MasterChannel, StoreChannel, Trouble, now_ms
-from kvops.store.client_core import MISS, Located, PutPlan, ReadPlan
+from kvops.store.client_core import MISS, Located, PutPlan, ReadPlan, renewed
 from kvops.store.clock import boot_id
 from kvops.store.keys import NAMESPACE_BYTES, NAMESPACE_DEFAULT, index_digests, key_bytes
 from kvops.store.messages import RemoveStatus
@@ -208,8 +208,9 @@ class Pool:
         def renew(by: float) -> float | None:
             again = time.monotonic()
             try:
-                for frame in _frames(digests, KEYS_PER_FRAME_MAX * DIGEST_BYTES):
-                    self._ask(Kind.TOUCH, frame, min(by, deadline))
+                for frame in _frames(located.held(digests), KEYS_PER_FRAME_MAX * DIGEST_BYTES):
+                    if not renewed(self._ask(Kind.TOUCH, frame, min(by, deadline)), frame):
+                        return None
             except Trouble:
                 return None
             return again + (located.lease_ms - LEASE_MARGIN_MS) / 1_000

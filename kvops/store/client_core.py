@@ -56,6 +56,14 @@ class Located:
         self.epoch = 0
         self.lease_ms = 0  # 0: the group's breaker is open
 
+    def held(self, digests: bytes) -> bytes:
+        """Of the digests that were looked up, those that were there, so that there is a lease on them."""
+        return b"".join(
+            digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+            for index, row in enumerate(self.rows)
+            if row[3]
+        )
+
     def add(self, answer: bytes, count: int) -> None:
         """Take in the answer to ``count`` digests."""
         self.epoch, self.lease_ms, further_count, _ = m.LOOKUP_HEAD.unpack_from(answer)
@@ -64,6 +72,12 @@ class Located:
             for index, _, place in np.frombuffer(answer, m.EXTRA, further_count, start).tolist():
                 self.further.setdefault(len(self.rows) + index, []).append((place[3], place[1]))
         self.rows += np.frombuffer(answer, LOCATION, count, m.LOOKUP_HEAD.size).tolist()
+
+
+def renewed(answer: bytes, digests: bytes) -> bool:
+    """Whether the answer to a TOUCH says that the lease on each of these was renewed: not what is gone, or draining."""
+    _, lease_ms, _, count = m.LOOKUP_HEAD.unpack_from(answer)
+    return bool(lease_ms and count * DIGEST_BYTES == len(digests))
 
 
 @dataclass(slots=True, eq=False)

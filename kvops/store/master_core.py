@@ -333,16 +333,16 @@ class MasterCore:
     def _touch(self, digests: bytes, *, now_ms: int) -> bytes:
         """Renew leases and recency: for reads that take long, and for hits in an engine's own memory."""
         _check_digests(digests)
-        self.objects.touch(digests, now_ms=now_ms)
+        renewed = self.objects.touch(digests, now_ms=now_ms)
         self._touches += 1
-        return self._head()
+        return self._head(renewed)
 
     def _stat(self, digests: bytes, *, now_ms: int) -> bytes:
         _check_digests(digests)
         return self.objects.stat(digests, now_ms=now_ms)
 
-    def _head(self) -> bytes:
-        return m.LOOKUP_HEAD.pack(self.stores.epoch, 0 if self.breaker_open else LEASE_TTL_MS, 0, 0)
+    def _head(self, renewed: int = 0) -> bytes:
+        return m.LOOKUP_HEAD.pack(self.stores.epoch, 0 if self.breaker_open else LEASE_TTL_MS, 0, renewed)
 
     def view(self) -> View:
         """The stores that locations may name."""

@@ -12,7 +12,7 @@ PUT_START             PUT_HEAD, PUT_ROW rows                   PUT_REPLY_HEAD, s
 MOVE_START            as PUT_START, by a store's own mover      as PUT_START
 PUT_END               END_ROW rows                             one PutStatus byte a row
 PUT_REVOKE            END_ROW rows                             one PutStatus byte a row
-TOUCH                 digests                                  LOOKUP_HEAD
+TOUCH                 digests                                  LOOKUP_HEAD with the count of keys renewed
 REMOVE                digests                                  one RemoveStatus byte a key
 STAT                  digests                                  STAT_ROW rows
 VIEW                  nothing                                  View
@@ -42,7 +42,10 @@ import numpy as np
 from kvops.store.model import LOCATION
 
 LOOKUP_HEAD: Final = struct.Struct("<IIII")
-"""View epoch, lease in ms (0: the group's breaker is open), count of EXTRA rows, reserved."""
+"""
+View epoch, lease in ms (0: the group's breaker is open), count of EXTRA rows; of a TOUCH, the count of keys whose lease
+was renewed: a master of an earlier version says 0, and renews nothing as far as a reader can tell.
+"""
 
 EXTRA: Final = np.dtype([("index", "<u4"), ("reserved", "<u4"), ("location", LOCATION)])
 """A further replica of the key at ``index`` in the request."""

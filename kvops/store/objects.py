@@ -79,10 +79,17 @@ class Objects:
             extras += [(row, 0, (generation, offset, size, store, flags)) for store, offset in places[1:]]
         return locations.tobytes(), np.array(extras, m.EXTRA).tobytes()
 
-    def touch(self, digests: bytes, *, now_ms: int) -> None:
-        """Renew leases and recency of what may be read; memory that a drain waits for is left to its end."""
+    def touch(self, digests: bytes, *, now_ms: int) -> int:
+        """
+        Renew leases and recency of what may be read; memory that a drain waits for is left to its end.
+
+        Returns:
+            Of how many keys.
+        """
         slots = self.find(digests)
-        self.index.touched_ms[slots[self.readable(slots, now_ms=now_ms)]] = now_ms & MS32_MASK
+        readable = self.readable(slots, now_ms=now_ms)
+        self.index.touched_ms[slots[readable]] = now_ms & MS32_MASK
+        return int(np.count_nonzero(readable))
 
     def stat(self, digests: bytes, *, now_ms: int) -> bytes:
         """STAT_ROW rows: all that is known of each key. Touches nothing."""

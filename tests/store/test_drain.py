@@ -11,6 +11,7 @@ from kvops.errors import Refused, UsageError
 from kvops.limits import BEAT_INTERVAL_MS, LEASE_TTL_MS, STORE_TTL_MS
 from kvops.net.wire import Kind
 from kvops.store import messages as m
+from kvops.store.client_core import renewed
 from kvops.store.drain import COUNT_SLOTS, SWEEP_OBJECTS
 from kvops.store.journal import recover_state
 from kvops.store.journal_writer import JournalWriter
@@ -83,12 +84,16 @@ def test_a_reader_finishes_and_is_not_renewed(rig: Rig) -> None:
     rig.put(conn, "a", b"x" * 100)
     (place,) = rig.lookup("a")
 
+    before = rig.ask(conn, Kind.TOUCH, digests(["a", "absent"]))
     rig.drain("store-0")
     rig.live(LEASE_TTL_MS - 100)
-    rig.ask(conn, Kind.TOUCH, digests(["a"]))
+    after = rig.ask(conn, Kind.TOUCH, digests(["a"]))
     held = node.read(place)
     rig.live(500)
 
+    assert renewed(before, digests(["a"]))
+    assert not renewed(before, digests(["a", "absent"]))
+    assert not renewed(after, digests(["a"])), "and the reader is told, so that it ends in time"
     assert held == b"x" * 100
     assert node.read(place) is None
     assert state(rig) is HoldState.DRAINED

@@ -36,7 +36,7 @@ from kvops.store.channel import (
     Trouble,
 )
 from kvops.store.client import END_RESERVE_S, STALLED_S
-from kvops.store.client_core import Located, PutPlan, ReadPlan
+from kvops.store.client_core import Located, PutPlan, ReadPlan, renewed
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests
 from kvops.store.messages import RemoveStatus
 from kvops.store.model import ObjectFlag, Outcome, PutOptions, Reason, StoreInfo, View
@@ -245,11 +245,12 @@ class Window:
             by = min(self._half(), self.deadline_us)
             sent = self.client.us()
             try:
-                yield from self.client.ask(task, Kind.TOUCH, self._digests, by)
+                answer = yield from self.client.ask(task, Kind.TOUCH, self._digests, by)
             except Trouble:
                 pass
             else:
-                self.lease_end_us = sent + self._lease_ms * 1_000 - MARGIN_US
+                if renewed(answer, self._digests):
+                    self.lease_end_us = sent + self._lease_ms * 1_000 - MARGIN_US
             self._renew_at = self._half()
         return self.end_us - self.client.us()
 
@@ -396,7 +397,7 @@ class ClientProcess(Process):
         except Trouble as trouble:
             return _all(keys, trouble.reason)
         lease_end = sent + located.lease_ms * 1_000 - MARGIN_US
-        window = Window(self, deadline, lease_end, digests, located.lease_ms)
+        window = Window(self, deadline, lease_end, located.held(digests), located.lease_ms)
         plan = ReadPlan(located, NAMESPACE_DEFAULT, keys)
         buffers = [memoryview(bytearray(row[2])) for row in located.rows]
         for index, buffer in enumerate(buffers):
