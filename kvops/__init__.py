@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from kvops.store.client import Pool as Pool
-    from kvops.store.client import connect as connect
+    from kvops.store.connect import connect as connect
     from kvops.store.model import Outcome as Outcome
     from kvops.store.model import PutOptions as PutOptions
     from kvops.store.model import Reason as Reason
@@ -20,7 +20,7 @@ _HOMES = {
     "Pool": "kvops.store.client",
     "PutOptions": "kvops.store.model",
     "Reason": "kvops.store.model",
-    "connect": "kvops.store.client",
+    "connect": "kvops.store.connect",
 }
 
 

@@ -1,21 +1,25 @@
-"""Small files we keep: YAML decoded into typed structs, replaced in one step, private to their owner."""
+"""
+Small files we keep: YAML decoded into typed structs, replaced in one step, private to their owner.
+
+PyYAML, msgspec and tempfile are imported by what needs them: every command asks this file where its state
+lies, and most never read or write one.
+"""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
-
-import msgspec
-import yaml
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kvops.errors import ConfigError
 
+if TYPE_CHECKING:
+    import msgspec
+
 FILE_BYTES_MAX: Final = 1 << 20  # of one YAML file; a larger one is not a configuration
 
-Struct = TypeVar("Struct", bound=msgspec.Struct)
+Struct = TypeVar("Struct", bound="msgspec.Struct")
 
 
 def default_state_dir(env: Mapping[str, str] = os.environ) -> Path:
@@ -53,6 +57,9 @@ def parse_yaml(raw: bytes, kind: type[Struct], *, source: str) -> Struct:
     Raises:
         ConfigError: The text is not YAML or does not fit.
     """
+    import msgspec
+    import yaml
+
     try:
         # The C loader where PyYAML was built with it: four times as fast, same grammar.
         data = yaml.load(raw, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (a safe loader)
@@ -69,6 +76,9 @@ def parse_yaml(raw: bytes, kind: type[Struct], *, source: str) -> Struct:
 
 def dump_yaml(value: msgspec.Struct | dict[str, Any]) -> str:
     """The YAML text that ``load_yaml`` reads back to an equal value."""
+    import msgspec
+    import yaml
+
     plain = msgspec.to_builtins(value)
     return yaml.dump(
         plain, Dumper=yaml.SafeDumper, sort_keys=False, allow_unicode=True, default_flow_style=False
@@ -82,6 +92,8 @@ def write_private(path: Path, data: bytes) -> None:
     Raises:
         ConfigError: It cannot be written.
     """
+    import tempfile
+
     try:
         handle, temporary = tempfile.mkstemp(
             prefix=f".{path.name}.", dir=path.parent

@@ -17,27 +17,25 @@ The snapshot format is one folder (or tar) a host::
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
-import hashlib
 import os
 import posixpath
 import re
 import select
 import shlex
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvops.errors import AuthFailed, ConfigError, KvopsError, Unreachable
 
 if TYPE_CHECKING:
+    import subprocess
+
     import paramiko
 
 READ_BYTES_MAX = 8 << 20  # one file or one command's output; more is cut, never held
@@ -159,6 +157,9 @@ class LocalHost:
 
     def run(self, *argv: str, timeout_s: float = COMMAND_TIMEOUT_S) -> CommandResult:
         """Run a program in a process group of its own, so that one that hangs dies with all its children."""
+        import shutil
+        import subprocess
+
         if shutil.which(argv[0]) is None:
             return CommandResult(argv=argv, sight=Sight.NO_TOOL, detail=f"{argv[0]} is not installed")
         environment = {**os.environ, "LC_ALL": "C", "LANG": "C", "TERM": "dumb"}
@@ -188,6 +189,8 @@ class LocalHost:
 
 def _drain(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[str, str, bool]:
     """Read both pipes to their end, at most READ_BYTES_MAX each; kill the group when the time is over."""
+    import subprocess
+
     assert process.stdout is not None
     assert process.stderr is not None
     deadline = time.monotonic() + timeout_s
@@ -250,6 +253,9 @@ class SshLogin:
 
 def _fingerprint(key: paramiko.PKey) -> str:
     """As ``ssh-keygen -l`` prints it."""
+    import base64
+    import hashlib
+
     digest = base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
     return f"{key.get_name()} SHA256:{digest}"
 
@@ -517,6 +523,17 @@ class MemoryFiles:
         return None if names is None else tuple(names)
 
 
+class _Above(NamedTuple):
+    """What a snapshot's meta.json says about a path or any folder above it."""
+
+    covered: bool = False  # it was to be collected completely
+    left_out: bool = False
+    refused: str = ""  # the errno's name of the nearest folder that could not be read
+
+
+_NOTHING_ABOVE = _Above()
+
+
 @dataclass(slots=True)
 class SnapshotHost:
     """
@@ -537,6 +554,7 @@ class SnapshotHost:
     _links: dict[str, str] = field(default_factory=dict)
     _errors: dict[str, str] = field(default_factory=dict)
     _covered: dict[str, bool] = field(default_factory=dict)
+    _known_above: dict[str, _Above] = field(default_factory=dict)
     _readings: dict[tuple[str, int], Reading] = field(default_factory=dict)
     _gone: frozenset[str] = frozenset()
     _argv: dict[tuple[str, ...], str] = field(default_factory=dict)
@@ -622,16 +640,24 @@ class SnapshotHost:
     def sight_of(self, path: str) -> tuple[Sight, str]:
         """Why a path that has no content has none."""
         resolved = self.resolve(path)
-        states = (self._is_covered(resolved), self._is_covered(path))
-        if True in states and not self._is_left_out(resolved) and not self._is_left_out(path):
+        above, along = self._above(resolved), self._above(path)
+        if (above.covered or along.covered) and not above.left_out and not along.left_out:
             return Sight.ABSENT, "ENOENT"
         return Sight.NOT_COLLECTED, "not in the snapshot"
 
-    def _is_covered(self, path: str) -> bool:
-        return any(self._covered.get(part) for part in (path, *_ancestors(path)))
-
-    def _is_left_out(self, path: str) -> bool:
-        return any(self._covered.get(part) is False for part in (path, *_ancestors(path)))
+    def _above(self, path: str) -> _Above:
+        """What the snapshot says about a path and the folders above it, remembered folder by folder."""
+        known = self._known_above.get(path)
+        if known is None:
+            here = self._covered.get(path)
+            error = self._errors.get(path, "")
+            above = self._above(path.rpartition("/")[0]) if path else _NOTHING_ABOVE
+            known = self._known_above[path] = _Above(
+                covered=above.covered or here is True,
+                left_out=above.left_out or here is False,
+                refused=above.refused if error in ("", "ENOENT") else error,
+            )
+        return known
 
     def read(self, path: str, *, limit: int = READ_BYTES_MAX, sample: int = 0) -> Reading:
         key = (path, sample)
@@ -652,10 +678,8 @@ class SnapshotHost:
             data = self.files.get("root" + resolved)
         if data is not None:
             return Reading(data.decode("utf-8", "replace"))
-        if self._errors:
-            for ancestor in _ancestors(resolved):
-                if self._errors.get(ancestor, "ENOENT") != "ENOENT":
-                    return Reading("", Sight.UNREADABLE, self._errors[ancestor])
+        if refused := self._above(resolved).refused:
+            return Reading("", Sight.UNREADABLE, refused)
         return Reading("", *self.sight_of(path))
 
     def listdir(self, path: str) -> Listing:
@@ -699,11 +723,6 @@ class SnapshotHost:
             stderr=stderr.decode("utf-8", "replace"),
             return_code=code if isinstance(code, int) else None,
         )
-
-
-def _ancestors(path: str) -> Iterator[str]:
-    while path := path.rpartition("/")[0]:
-        yield path
 
 
 def _string_map(meta: dict[str, Any], key: str) -> dict[str, str]:

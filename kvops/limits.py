@@ -32,6 +32,7 @@ PROCESSING_MAX: Final = 1_000_000  # puts under way at one master
 CONNECTIONS_MAX: Final = 4_096  # at one master or store
 KEY_BYTES_MAX: Final = 1_024  # UTF-8 of one key
 TENANT_MAX: Final = 65_535
+REGIONS_MAX: Final = 16  # that a store maps for one connection
 
 # Sizes, in bytes.
 DIGEST_BYTES: Final = 16  # of a key
@@ -41,6 +42,7 @@ OBJECT_BYTES_MAX: Final = GIB
 CHUNK_BYTES: Final = 64 * KIB
 PART_CHUNK_BYTES: Final = 4 * KIB  # … of an object that several ranks write; parts are aligned to it
 ALIGN_BYTES: Final = 64  # every object starts on a cache line
+REGION_BYTES_MAX: Final = 1 << 40  # of a writer's registered memory
 BODY_BYTES_MAX: Final = 8 * MIB  # of one frame
 COPY_BYTES_MAX: Final = MIB  # one memcpy holds the GIL: look at the deadline after this much
 

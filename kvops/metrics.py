@@ -23,7 +23,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from kvops.errors import ConfigError
+from kvops.addresses import split_address
+from kvops.errors import ConfigError, UsageError
 
 CONNECTIONS_MAX: Final = 16  # at once; more are closed unanswered
 REQUEST_TIMEOUT_S: Final = 5.0  # for a peer that sends, or reads, nothing
@@ -118,7 +119,11 @@ class HttpServer:
 
 
 def serve_http(
-    address: str, *, ready: Check, health: Check | None = None, registry: CollectorRegistry = REGISTRY
+    address: str | socket.socket,
+    *,
+    ready: Check,
+    health: Check | None = None,
+    registry: CollectorRegistry = REGISTRY,
 ) -> HttpServer:
     """
     Serve ``/metrics`` (Prometheus text), ``/ready`` and ``/health`` (JSON; 503 for a no).
@@ -127,7 +132,7 @@ def serve_http(
     ``health`` should look at when that loop last ticked.
 
     Args:
-        address: ``host:port``; port 0 takes a free one.
+        address: ``host:port``; port 0 takes a free one. Or a socket that listens already.
         ready: Whether work may be sent here.
         health: Whether the process should be left alive; None: whenever it answers.
         registry: What ``/metrics`` shows.
@@ -135,19 +140,28 @@ def serve_http(
     Raises:
         ConfigError: The address cannot be listened on.
     """
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
     try:
-        if not host:
-            raise ValueError("it names no host")  # "" would mean every interface
-        server = _Server((host, int(port)), _Handler, ipv6=":" in host)
-    except (OSError, ValueError, OverflowError) as error:
+        server = _Server(address, _Handler) if isinstance(address, socket.socket) else _bound(address)
+    except (OSError, UsageError) as error:
         raise ConfigError(
             f"cannot listen on {address} for /metrics and /ready: {error}",
             fix="choose another http address, such as 127.0.0.1:0, or stop who listens there: ss -ltnp",
         ) from None
     server.set_app(_app(ready, health or (lambda: (True, "")), registry))
     return HttpServer(server)
+
+
+def _bound(address: str) -> _Server:
+    host, port = split_address(address)  # which has a host: "" would mean every interface
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT of the last start
+        listening.bind((host, port))
+        listening.listen(CONNECTIONS_MAX)
+        return _Server(listening, _Handler)
+    except BaseException:
+        listening.close()
+        raise
 
 
 def _app(ready: Check, health: Check, registry: CollectorRegistry) -> Callable[..., Iterable[bytes]]:
@@ -179,18 +193,14 @@ def _app(ready: Check, health: Check, registry: CollectorRegistry) -> Callable[.
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False  # a slow reader must not hold up the end of the process
-    request_queue_size = CONNECTIONS_MAX
 
-    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler], *, ipv6: bool) -> None:
-        self.address_family = socket.AF_INET6 if ipv6 else socket.AF_INET
+    def __init__(self, listening: socket.socket, handler: type[WSGIRequestHandler]) -> None:
         self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        super().__init__(address, handler)
-
-    def server_bind(self) -> None:
-        # The base class asks the resolver for this host's name, which may take seconds.
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT of the last start
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
+        super().__init__(listening.getsockname(), handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.server_address = listening.getsockname()
+        # The base class would ask the resolver for this host's name, which may take seconds.
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 

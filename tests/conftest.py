@@ -10,11 +10,18 @@ from typing import Any
 import grpc
 import pytest
 import uvloop
+from hypothesis import HealthCheck, settings
 
 from kvops.net.rpc_server import RpcServer, serve_rpc
+from tests.waiting import WAIT_S
 
 # A shell that runs us in the background lets us ignore Ctrl-C, and every process we start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Whoever ends the run with SIGTERM gets what Ctrl-C gives: fixtures still stop and remove what they made.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+# How long an example takes says how busy the machine is, and nothing about what is tested.
+settings.register_profile("kvops", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kvops")
 
 ServeControl = Callable[..., AbstractContextManager[tuple[RpcServer, asyncio.AbstractEventLoop]]]
 
@@ -32,7 +39,7 @@ def _serve_control(
     thread.start()
 
     def run(work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, loop).result(WAIT_S)
 
     try:
         server = run(serve_rpc(address, secrets=secrets, register=register, services=services))

@@ -9,16 +9,23 @@ import shutil
 import signal
 import ssl
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvops.fleet.etcd import free_ports
-from tests.pool import WAIT_S, until
+from tests import ports
+from tests.waiting import WAIT_S, until
 
 ETCD = shutil.which("etcd")
+# PR_SET_PDEATHSIG, kept by exec: no etcd outlives the test run, whatever becomes of that.
+DIES_WITH_US = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 needs_etcd = pytest.mark.skipif(ETCD is None, reason="needs etcd: apt-get install etcd-server")
 
 
@@ -81,15 +88,20 @@ class EtcdCluster:
             self.ca, certificate, key = authority(self.base, "ours")
             self._context = ssl.create_default_context(cafile=str(self.ca))
             self._tls = ["--cert-file", str(certificate), "--key-file", str(key)]
-        ports = free_ports(2 * members)
-        self._client, self._peer = ports[:members], ports[members:]
+        self._held = [ports.hold() for _ in range(2 * members)]
+        numbers = [ports.number(one) for one in self._held]
+        self._client, self._peer = numbers[:members], numbers[members:]
         self._election_ms = election_ms
         self.endpoints = [f"127.0.0.1:{port}" for port in self._client]
         self.processes: list[subprocess.Popen[bytes]] = []
-        for number in range(members):
-            self.processes.append(self._start(number))
-        for number in range(members):
-            until(lambda number=number: self._healthy(number), f"etcd {number} is healthy")
+        try:
+            for number in range(members):
+                self.processes.append(self._start(number))
+            for number in range(members):
+                until(lambda number=number: self._healthy(number), f"etcd {number} is healthy")
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
         assert ETCD is not None
@@ -101,7 +113,8 @@ class EtcdCluster:
         with log:
             return subprocess.Popen(
                 [
-                    *(ETCD, "--name", f"e{number}", "--data-dir", str(self.base / f"e{number}")),
+                    *(sys.executable, "-c", DIES_WITH_US, ETCD),
+                    *("--name", f"e{number}", "--data-dir", str(self.base / f"e{number}")),
                     *("--listen-client-urls", listen, "--advertise-client-urls", client),
                     *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
                     *("--initial-cluster", peers, "--initial-cluster-token", self.base.name),
@@ -119,13 +132,17 @@ class EtcdCluster:
 
         try:
             url = f"{self._scheme}://{self.endpoints[number]}/health"
-            with urllib.request.urlopen(url, timeout=1, context=self._context) as answer:
+            with urllib.request.urlopen(url, timeout=2, context=self._context) as answer:
                 return b'"true"' in answer.read()
         except OSError:
             return False
 
     def leader(self) -> int:
         """The member that leads now."""
+        return int(until(self._leads, "etcd has a leader")) - 1
+
+    def _leads(self) -> int:
+        """The member that says it leads, counted from 1; 0 when none does."""
         import json
         import urllib.request
 
@@ -134,13 +151,13 @@ class EtcdCluster:
                 f"{self._scheme}://{endpoint}/v3/maintenance/status", data=b"{}", method="POST"
             )
             try:
-                with urllib.request.urlopen(request, timeout=1, context=self._context) as answer:
+                with urllib.request.urlopen(request, timeout=2, context=self._context) as answer:
                     status = json.load(answer)
             except OSError:
                 continue
             if status["leader"] == status["header"]["member_id"]:
-                return number
-        raise AssertionError("etcd has no leader")
+                return number + 1
+        return 0
 
     def ask(self, path: str, **body: object) -> dict[str, Any]:
         """One call of etcd's JSON gateway at its first member; keys and values are base64 there."""
@@ -194,4 +211,6 @@ class EtcdCluster:
         for process in self.processes:
             process.kill()
             process.wait(WAIT_S)
+        for one in self._held:
+            one.close()
         shutil.rmtree(self.base, ignore_errors=True)

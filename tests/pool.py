@@ -10,9 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,11 @@ from kvops.files import write_private
 from kvops.notify import Receiver
 from kvops.store.client import Pool
 from kvops.store.model import StoreState
+from tests.waiting import WAIT_S, until
 
-WAIT_S = 30.0
 SEGMENT_BYTES = 32 << 20
+CALL_MS = 30_000  # a call's deadline where deadlines are not the subject
+LEASE_TTL_S = 2  # of a leading master: a busy machine renews it late, and must not lose it for that
 ROOT = Path(__file__).parent.parent
 
 # PR_SET_PDEATHSIG: no daemon outlives the test run, whatever becomes of that.
@@ -38,22 +38,6 @@ role, text = sys.argv[1:]
 serve, kind = (master.serve, config.MasterConfig) if role == "master" else (node.serve, config.StoreConfig)
 sys.exit(serve(msgspec.convert(json.loads(text), kind)))
 """
-
-
-def until(condition: Callable[[], Any], what: str, *, timeout_s: float = WAIT_S) -> Any:
-    """Wait until a condition holds, or no longer raises an error of kvops; its value."""
-    deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while True:
-        trouble: KvopsError | None = None
-        try:
-            if value := condition():
-                return value
-        except KvopsError as error:  # a pool in trouble says so until it has settled
-            trouble = error
-        if time.monotonic() >= deadline:
-            raise AssertionError(f"still waiting after {timeout_s} s: {what}") from trouble
-        pause.wait(0.01)
 
 
 @dataclass(eq=False)
@@ -99,7 +83,7 @@ class LocalPool:
         stores: int = 3,
         masters: int = 1,
         etcd: list[str] | list[list[str]] | None = None,  # for all masters, or for each its own
-        ttl_s: int = 1,
+        ttl_s: int = LEASE_TTL_S,
     ) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="kvops-"))  # short: it holds Unix sockets
         self.secret_file = self.base / "secret"
@@ -232,7 +216,7 @@ class LocalPool:
 
     def connect(self, **options: Any) -> Pool:
         """A client, closed with the next ``heal``."""
-        options = {"host": "host-0", "deadline_ms": 5_000, "secret_file": self.secret_file} | options
+        options = {"host": "host-0", "deadline_ms": CALL_MS, "secret_file": self.secret_file} | options
         client = kvops.connect(options.pop("address", self.addresses), **options)
         self._clients.append(client)
         return client

@@ -6,6 +6,8 @@ import gc
 import subprocess
 import sys
 
+from tests.waiting import WAIT_S
+
 CHECK = """
 import gc
 from kvops import collector
@@ -44,7 +46,7 @@ assert all(ref() is None for ref in refs)
 assert gc.get_freeze_count() > 0 and gc.get_threshold()[2] == collector.NEVER
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, check=False, text=True, timeout=30
+        [sys.executable, "-c", code], capture_output=True, check=False, text=True, timeout=WAIT_S
     )
 
     assert done.returncode == 0, done.stderr

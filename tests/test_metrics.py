@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvops import metrics
 from kvops.errors import ConfigError
 from kvops.metrics import HttpServer, Reading, expose, serve_http
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.process
 
@@ -37,7 +38,7 @@ def server(process: Process) -> Iterator[HttpServer]:
 
 
 def get(server: HttpServer, path: str, method: str = "GET") -> tuple[int, str]:
-    connection = http.client.HTTPConnection(server.address, timeout=5)
+    connection = http.client.HTTPConnection(server.address, timeout=WAIT_S)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -135,7 +136,9 @@ def test_nonsense_does_no_harm(server: HttpServer, sent: bytes, capfd: pytest.Ca
 def test_silent_peers_do_not_pile_up(server: HttpServer) -> None:
     """Connections beyond the bound are closed, so that silent peers cost a bounded number of threads."""
     port = int(server.address.rpartition(":")[2])
-    peers = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(metrics.CONNECTIONS_MAX + 1)]
+    peers = [
+        socket.create_connection(("127.0.0.1", port), WAIT_S) for _ in range(metrics.CONNECTIONS_MAX + 1)
+    ]
     try:
         assert peers[-1].recv(1) == b""
     finally:

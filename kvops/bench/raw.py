@@ -148,10 +148,14 @@ def _tune(sock: socket.socket) -> None:
 
 def buffers(count: int, size: int) -> list[memoryview]:
     """Page-aligned memory that was touched, one buffer a key, as an engine's pinned pages are."""
-    memory = memoryview(mmap.mmap(-1, count * size))
+    return cut(memoryview(mmap.mmap(-1, count * size)), size)
+
+
+def cut(memory: memoryview, size: int) -> list[memoryview]:
+    """Memory touched and cut into buffers."""
     for at in range(0, len(memory), mmap.PAGESIZE):
         memory[at] = 1
-    return [memory[at : at + size] for at in range(0, count * size, size)]
+    return [memory[at : at + size] for at in range(0, len(memory), size)]
 
 
 def rate_gb_per_s(size_bytes: int, began: float) -> float:

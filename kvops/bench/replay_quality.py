@@ -105,7 +105,7 @@ def replay_master(requests: Iterable[Request], resident: int) -> tuple[float, in
     for request in requests:
         asked += request.input_tokens
         hit += request.tokens_of_prefix(master.serve(request))
-        if master.core.counters.evicted:
+        if master.core.outbox.counters.evicted:
             held.append(len(master.core.index))
     return hit / asked, int(statistics.median(held)) if held else len(master.core.index)
 
@@ -208,8 +208,8 @@ class _Master:
             if conn == STORE_CONN:
                 body = frame[wire.HEADER_BYTES + m.FREE_HEAD.size :]
                 self.core.handle(STORE_CONN, wire.reply(Kind.FREE), 1, body, now_ms=self._now_ms)
-        self.core.journal.clear()
-        self.core.events.clear()
+        self.core.outbox.journal.clear()
+        self.core.outbox.events.clear()
 
     def _ask(self, conn: int, kind: Kind, body: bytes) -> bytes:
         answer = self.core.handle(conn, kind, 1, body, now_ms=self._now_ms)

@@ -1,4 +1,4 @@
-"""Writes: through a store's Unix socket and by tcp, to the object being readable, beside bare sockets."""
+"""Writes: from registered memory, by Unix socket, by tcp, to the object being readable, beside bare sockets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from kvops.limits import KIB, MIB
 from kvops.store.client import Pool
 
 DEADLINE_MS: Final = 20_000
-SOCKETS: Final = {"unix": ["shm", "tcp"], "tcp": ["tcp"]}
-"""Which socket a writer uses that is allowed these transports; on its own host it writes through the Unix one."""
+WAYS: Final = {"registered": ["shm", "tcp"], "unix": ["shm", "tcp"], "tcp": ["tcp"]}
+"""
+How bytes get to a store, and what a writer is allowed for it: on its own host the store copies registered memory, and
+what is not registered goes by the Unix socket.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +49,17 @@ def run(effort: Effort, tell: Tell) -> None:
 
 
 def _measure(plan: Plan, runs: int, size: int, pool: BenchPool, peer: raw.RawPeer, tell: Tell) -> None:
-    for kind, transports in SOCKETS.items():
+    for way, transports in WAYS.items():
         with pool.connect(deadline_ms=DEADLINE_MS, transports=transports) as writer:
             for batch in plan.batches:
-                case = _Case(writer, peer, kind, raw.buffers(batch, size))
+                registered = way == "registered"
+                sources = (
+                    raw.cut(writer.allocate(batch * size), size) if registered else raw.buffers(batch, size)
+                )
+                case = _Case(writer, peer, "tcp" if way == "tcp" else "unix", sources)
                 calls = max(1, plan.moved_bytes // (batch * size))
                 tell_ratio(
-                    "write", kind, size, batch, calls, runs, case.write, case.control, tell, case.forget
+                    "write", way, size, batch, calls, runs, case.write, case.control, tell, case.forget
                 )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import select
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -100,7 +101,7 @@ def serve(stdin: IO[bytes], stdout: IO[bytes], *, state_dir: Path) -> int:
         state_dir: Of ledgers, and of the group unless the order says otherwise.
     """
     injection: Injection | None = None
-    while (line := _line(stdin)) is not None:
+    for line in _lines(stdin):
         try:
             if injection is None:
                 order = msgspec.json.decode(line, type=Order)
@@ -143,15 +144,13 @@ def _do(injection: Injection, word: str) -> Answer:
             raise UsageError(f"{word!r} is not a word", fix=f"say {', '.join(WORDS)}")
 
 
-def _line(stdin: IO[bytes]) -> bytes | None:
-    """The next line; None at the end of the input, and after silence for longer than any fault may last."""
+def _lines(stdin: IO[bytes]) -> Iterator[bytes]:
+    """Line by line, to the end of the input or to silence for longer than any fault may last."""
     handle = stdin.fileno()
     said = b""
-    while not said.endswith(b"\n") and len(said) < LINE_BYTES_MAX:
-        if not select.select([handle], [], [], DEADLINE_S_MAX)[0]:
-            return None
+    while select.select([handle], [], [], DEADLINE_S_MAX)[0]:
         chunk = os.read(handle, 1 << 16)
-        if not chunk:
-            return None
-        said += chunk
-    return said
+        *lines, said = (said + chunk).split(b"\n")
+        yield from lines
+        if not chunk or len(said) > LINE_BYTES_MAX:
+            return

@@ -46,6 +46,7 @@ from kvops.net.wire import Kind as Kinds
 from kvops.store.model import Outcome as PoolOutcome
 from kvops.store.model import PutOptions, Reason
 from kvops.store.trail import Trail
+from kvops.transfer.region import Region
 
 REGISTER_KEYS: Final = 3  # of each client: few keys, much traffic
 REGISTER_BYTES: Final = 4096
@@ -92,6 +93,10 @@ class ClientSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 class NoPool:
     """A pool that has nothing and takes nothing, at no cost."""
+
+    def allocate(self, size_bytes: int) -> memoryview:
+        """Memory of its own."""
+        return Region(size_bytes).view
 
     def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
         """None."""
@@ -275,6 +280,10 @@ class RecordedPool:
         self.puts = self._api_calls = 0
         self._sent_before, self._retried_before = self.trail.requests, self.trail.retries
         self.wrong.clear()
+
+    def allocate(self, size_bytes: int) -> memoryview:
+        """As the pool's; no row of it."""
+        return self.pool.allocate(size_bytes)
 
     @property
     def calls(self) -> int:

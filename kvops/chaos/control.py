@@ -15,7 +15,7 @@ from kvops.chaos import picture
 from kvops.chaos.ledger import Book, Entry, Experiment
 from kvops.chaos.model import ENDED, State
 from kvops.chaos.undo import UNDO_TIMEOUT_S, left, undo
-from kvops.errors import KvopsError
+from kvops.errors import KvopsError, LeftBehind, Refused, UsageError
 from kvops.fleet.process import ProcessIdentity, is_running
 from kvops.store.clock import boot_id
 
@@ -109,6 +109,34 @@ def _recovered(experiment: Experiment) -> Taken:
         )
 
 
+def accept(state_dir: Path, name: str, *, reason: str) -> Taken:
+    """
+    Close one experiment's ledger although its undo is not proved: a person has looked, and says why.
+
+    It is taken back once more first, as far as that goes. A ledger that cannot be read is set aside.
+
+    Raises:
+        UsageError: There is no such experiment.
+        Refused: It runs.
+    """
+    book = Book(state_dir)
+    experiment = book.experiment(name)
+    if not experiment.folder.is_dir():
+        known = ", ".join(one.id for one in book.experiments()[-5:]) or "none"
+        raise UsageError(f"there is no experiment {name}", fix=f"the latest: {known}")
+    if book.run_by() == name:
+        raise Refused(f"experiment {name} is running", fix="end it: kvops chaos abort")
+    try:
+        taken = recover_one(experiment)
+    except LeftBehind as error:
+        taken = Taken(id=name, state=State.DIRTY, by="recover", detail=error.what)
+        experiment.ledger_file.rename(experiment.folder / "ledger.unreadable")
+    if taken.clean:
+        return taken
+    experiment.append(State.CLEAN, by="person", detail=f"accepted: {reason}; {taken.detail}"[:4000])
+    return Taken(id=name, state=State.CLEAN, by="person", steps=taken.steps, detail=f"accepted: {reason}")
+
+
 def abort(state_dir: Path, *, reason: str, timeout_s: float = ABORT_TIMEOUT_S) -> list[Taken]:
     """
     End every experiment now, through its guardian, and without one ourselves.
@@ -122,7 +150,7 @@ def abort(state_dir: Path, *, reason: str, timeout_s: float = ABORT_TIMEOUT_S) -
     if running and all(one.id != running for one in asked):
         asked.append(book.experiment(running))  # on its way: it must not go on
     for experiment in asked:
-        experiment.abort_file.write_text(reason)
+        experiment.ask_abort(reason)
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     found = []

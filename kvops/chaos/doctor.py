@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from kvops.chaos import nft
 from kvops.chaos.faults import catalogue
 from kvops.chaos.ledger import Book
 from kvops.errors import UsageError
@@ -84,6 +85,14 @@ def _facts() -> dict[str, str]:
         "user": "root" if os.geteuid() == 0 else f"uid {os.geteuid()}",
         "control groups": "version 2" if v2 else "version 1" if v1 else "none",
     }
+    from kvops.chaos.faults.net import netem_missing
+
+    netem, queue = netem_missing(), nft.queue_missing()
+    facts["netem"] = netem or "there: net.netem"
+    facts["NFQUEUE"] = queue or "there; no fault uses it"
+    facts["delay and loss"] = "net.delay by a proxy, net.loss by nft" + (
+        "" if netem else "; net.netem in labs"
+    )
     for program, package in PROGRAMS.items():
         facts[program] = shutil.which(program) or f"not installed: apt install {package}"
     return facts

@@ -121,6 +121,7 @@ class PoolSpec(_Struct, frozen=True, kw_only=True):
     placement: Literal["local-first", "random"] = "local-first"
     transports: list[Literal["shm", "tcp", "verbs"]] = msgspec.field(default_factory=lambda: ["shm", "tcp"])
     network: Literal["host", "lab"] = "host"  # lab: a network namespace for each member
+    own_disk: Size = "0B"  # of a file system in memory for all files of the pool; 0B: where others are
     running: str = (
         ""  # group of a lab that is up: nothing is started, and stores and masters are as they are there
     )

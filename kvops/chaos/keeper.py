@@ -79,6 +79,8 @@ def keep(folder: Path, state_dir: Path, runner: ProcessIdentity) -> None:
             LocalGroup(folder, name).stop(grace_s=1.0)
         except KvopsError:
             continue  # what the kernel holds nobody can end; the others must still be stopped
+    if folder.is_mount():  # a pool with a file system of its own
+        subprocess.run(["umount", "--lazy", str(folder)], capture_output=True, timeout=10, check=False)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -41,6 +41,16 @@ def missing() -> str | None:
     return None
 
 
+@cache
+def queue_missing() -> str | None:
+    """Why packets cannot be handed to a process by a rule: asked of the kernel, by a check that changes nothing."""
+    if missing() is not None:
+        return missing()
+    text = ruleset("kvops_check", ["meta l4proto @on queue num 1 bypass"], [], expires_s=1)
+    result = netns.run_in(netns.inode_of(), ["nft", "-c", "-f", "-"], text=text)
+    return None if result is not None and result.returncode == 0 else "the kernel has no nft queue expression"
+
+
 def cgroup2_root() -> Path | None:
     """Where control groups of version 2 are mounted."""
     for path in _CGROUP2:

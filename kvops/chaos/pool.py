@@ -7,7 +7,9 @@ Members are named ``group/member``, such as ``g1/store-0``. Nothing of it is lef
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,6 +28,7 @@ from kvops.fleet.local import Command, LocalGroup, Member, StartPlan, serve_comm
 from kvops.limits import GIB
 
 START_TIMEOUT_S: Final = 60.0
+MOUNT_TIMEOUT_S: Final = 10.0
 START_TIMEOUT_S_PER_GIB: Final = 4.0
 
 
@@ -151,6 +154,8 @@ def check_supported(spec: PoolSpec) -> None:
             raise Unsupported(
                 f"the experiment's pool has an etcd of its own: {error.what}", fix=error.fix
             ) from None
+    if size_bytes(spec.own_disk) and os.geteuid() != 0:
+        raise Unsupported("the experiment's pool wants a file system of its own", fix="run it as root")
     if spec.network == "lab":
         reason = lab.missing()
         if reason is not None:
@@ -201,6 +206,9 @@ def started(
         home = Path(tempfile.mkdtemp(prefix="kvops-chaos-", dir=folder))
         stack.enter_context(kept(home, state_dir))
         stack.callback(shutil.rmtree, home, ignore_errors=True)
+        if size_bytes(spec.own_disk):
+            stack.callback(_unmount, home)
+            _mount(home, size_bytes(spec.own_disk))
         pool = PoolUnderTest(spec=spec, groups={}, state_dir=home)
         segment_bytes = size_bytes(spec.segment_size)
         timeout_s = START_TIMEOUT_S + START_TIMEOUT_S_PER_GIB * spec.stores * segment_bytes / GIB
@@ -225,6 +233,28 @@ def started(
             group.start(plan, timeout_s=timeout_s)
             pool.groups[name] = group
         yield pool
+
+
+def _mount(folder: Path, size: int) -> None:
+    options = f"size={size},mode=0700"
+    result = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "kvops-chaos", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=MOUNT_TIMEOUT_S,
+        check=False,
+    )
+    if result.returncode != 0:
+        raise Unsupported(
+            f"no file system of its own can be made: {result.stderr.strip()}", fix="run it as root"
+        )
+
+
+def _unmount(folder: Path) -> None:
+    """Lazily: whoever still has a file open in it keeps that alone."""
+    subprocess.run(
+        ["umount", "--lazy", str(folder)], capture_output=True, timeout=MOUNT_TIMEOUT_S, check=False
+    )
 
 
 def _to_nobody(name: str, text: str) -> None:

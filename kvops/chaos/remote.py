@@ -124,6 +124,7 @@ class RemoteInjection:
                         raise self._ended(channel)
                     self._rest += chunk
             except (OSError, EOFError) as error:
+                channel.close()  # a late answer must not be taken for that to the next word
                 raise Unreachable(
                     f"{self.host.name} does not answer: {str(error) or 'no answer in time'}",
                     fix=f"its guardian undoes within {self.order.lease_s:g} s; look there: kvops chaos status",

@@ -787,7 +787,7 @@ class _Runner:
                 raise _Interrupted(signum)
             injection = self._injection
             if injection is not None and injection.experiment is not None:
-                injection.experiment.abort_file.write_text("interrupted twice")
+                injection.experiment.ask_abort("interrupted twice")
 
         before = {one: signal.signal(one, end) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:

@@ -20,7 +20,7 @@ BENCHMARKS: Final = {
     "read": """Reads by shm and tcp, whole and verified, beside the machine's own copy and socket.
 
     64 KiB, 1 MiB and 4 MiB, in batches of 1, 16 and 64. About 3 minutes, 2 GiB of memory.""",
-    "write": """Writes by the Unix socket and by tcp, to the object being readable, beside bare sockets.
+    "write": """Writes from registered memory, by the Unix socket, by tcp, beside bare sockets.
 
     64 KiB, 1 MiB and 4 MiB, in batches of 1, 16 and 64. About 4 minutes, 2 GiB of memory.""",
     "evict": """What eviction costs readers: lookups while quiet, quiet again, written to, and evicting.

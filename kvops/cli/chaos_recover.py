@@ -10,6 +10,7 @@ from kvops.cli import options
 from kvops.cli.chaos_where import state_dir
 from kvops.cli.options import Settings
 from kvops.cli.output import Column, Output
+from kvops.errors import UsageError
 
 if TYPE_CHECKING:
     from kvops.chaos.control import Taken
@@ -49,22 +50,33 @@ def show(out: Output, taken: list[Taken], nothing: str) -> int:
 
 @options.command("recover")
 @click.option("--dry-run", is_flag=True, help="Print the exact steps and do nothing.")
+@click.option("--accept", default="", metavar="ID", help="Close this one although its undo is not proved.")
+@click.option("--reason", default="", metavar="TEXT", help="Why that is right; with --accept.")
 @click.pass_obj
-def command(settings: Settings, dry_run: bool) -> int:
+def command(settings: Settings, dry_run: bool, accept: str, reason: str) -> int:
     r"""
     Take back what dead experiments left, from their ledgers, and prove it. Again and again does no harm.
 
     Exit code 0: nothing is left behind. 4: something is; the commands to run are printed.
 
+    While one is DIRTY nothing new starts. When a person has looked, and what differs is not the experiment's (or
+    its ledger cannot be read any more), --accept closes it, with the reason in its ledger.
+
     \b
-    Example:
+    Examples:
       kvops chaos recover
+      kvops chaos recover --accept 1130T1402-7 --reason "the rule is the firewall team's"
     """
+    from kvops.chaos.control import accept as accept_one
     from kvops.chaos.control import recover
     from kvops.chaos.ledger import Book
 
     out = Output(settings)
     folder = state_dir(settings)
+    if accept:
+        if not reason:
+            raise UsageError("--accept needs a reason", fix="add --reason TEXT: it stays in the ledger")
+        return show(out, [accept_one(folder, accept, reason=reason)], "")
     if dry_run:
         rows = [
             {"id": one.id, "step": step.command()}

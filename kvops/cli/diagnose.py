@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvops.diag.model import Result
     from kvops.diag.probes import Plan
     from kvops.diag.registry import Check
+    from kvops.diag.watch import Watch
     from kvops.host import SshLogin
 
 FORMATS: Final = (*options.FORMATS, "junit", "md", "html")
@@ -188,9 +189,9 @@ def _muted(settings: Settings, results: Sequence[Result]) -> list[Result]:
 
 def _probes(names: Sequence[str], peers: Sequence[str]) -> dict[str, list[str]]:
     """What the collector is told to send. Raises UsageError for a probe that there is not."""
-    from kvops.diag.collect.agent import PROBES
-
     for name in names:
+        from kvops.diag.collect.agent import PROBES
+
         if name not in PROBES:
             raise UsageError(
                 f"this host alone has no probe {name!r}",
@@ -429,11 +430,15 @@ def _show(
             for row in document["results"]:
                 out.raw_json({"schema": 1, **row})
     elif kind == "junit":
-        click.echo(render.junit(results, unreached), nl=False)
+        from kvops.diag.render_junit import junit
+
+        click.echo(junit(results, unreached), nl=False)
     elif kind == "md":
         click.echo(render.markdown(nodes, results, took_s=took_s, unreached=unreached), nl=False)
     elif kind == "html":
-        page = render.page(nodes, results, took_s=took_s, unreached=unreached)
+        from kvops.diag.render_html import page as page_of
+
+        page = page_of(nodes, results, took_s=took_s, unreached=unreached)
         if matrix is not None:
             from kvops.diag.render_matrix import section
 
@@ -664,9 +669,15 @@ def path_command(
 @click.option(
     "--textfile", type=PATH, metavar="FILE", help="Keep rates and outcomes there for node-exporter."
 )
+@click.option(
+    "--host", "hosts", multiple=True, metavar="HOST", help="Watch these hosts over SSH: gpu-[001-016]."
+)
+@ssh_options
 @click.pass_obj
 def watch_command(
     settings: Settings,
+    hosts: Sequence[str],
+    ssh: SshSaid,
     duration_ms: int,
     every_ms: int,
     only: Sequence[str],
@@ -675,7 +686,7 @@ def watch_command(
     textfile: Path | None,
 ) -> int:
     r"""
-    Watch this host's ports: rates, flaps, retransmissions, pauses; one line a window, one an event.
+    Watch ports of this host, or of others: rates, flaps, retransmissions, pauses; one line a window, one an event.
 
     At the end says whether ECN marks, CNPs, PFC pauses, signs of incast and retransmissions moved together with
     transfer speed and the time to the first token: by rank, over at least 20 windows, and never as a cause.
@@ -684,6 +695,7 @@ def watch_command(
     Examples:
       kvops diagnose watch --for 1h --every 10s -o jsonl
       kvops diagnose watch --for 1h --metrics http://gpu-017:9100/metrics --events today.jsonl
+      kvops diagnose watch --host gpu-[017-024] --for 10m --every 10s
     """
     from functools import partial
 
@@ -697,24 +709,57 @@ def watch_command(
         _split(only) or ("ctr", "link.flap", "link.symbol_errors", "pcie.stall", "driver.vf_revoked")
     )
     urls = checked_urls(_split(metrics) or _local_metrics(settings))
-    watch = Watch(
+    new_watch = partial(
+        Watch,
         duration_s=duration_ms / 1000,
         every_s=every_ms / 1000,
         selected=chosen,
         scrape=partial(scrape, urls) if urls else None,
     )
+    watch = new_watch()
+    rows = watch.rows()
+    if hosts or ssh.inventory is not None:
+        if textfile is not None:
+            raise UsageError(
+                "--textfile is for this host alone", fix="run the watch on each host, or leave --textfile out"
+            )
+        rows = _watch_hosts(find_logins(settings, hosts, ssh), settings, new_watch)
     loud = 0
-    for row in watch.rows():
+    for row in rows:
         loud += row["event"] in ("fail", "warn")
         if out.structured:
             out.raw_json({"schema": 1, **row})
         else:
-            out.line("  ".join(str(row[key]) for key in ("time", "event", "subject", "text") if row.get(key)))
+            out.line(
+                "  ".join(
+                    str(row[key]) for key in ("time", "host", "event", "subject", "text") if row.get(key)
+                )
+            )
         if events_file is not None and row["event"] not in ("rate", "pool"):
             _append(events_file, row)
         if textfile is not None and row["event"] != "correlation":
             node_exporter.write(textfile, watch.results, watch.rates)
     return 1 if loud else 0
+
+
+def _watch_hosts(
+    logins: Sequence[SshLogin], settings: Settings, new_watch: Callable[..., Watch]
+) -> Iterator[dict[str, Any]]:
+    """One watch a host. Raises UsageError if there are too many."""
+    from functools import partial
+
+    from kvops.diag.fleet import collect_one
+    from kvops.diag.watch import HOSTS_MAX, together
+
+    if len(logins) > HOSTS_MAX:
+        raise UsageError(f"{len(logins)} hosts to watch", fix=f"name {HOSTS_MAX} at most, or watch in parts")
+    timeout_s = settings.timeout_s(HOST_TIMEOUT_S_DEFAULT)
+    return together(
+        {
+            login.name: new_watch(name=login.name, collect=partial(collect_one, login, timeout_s=timeout_s))
+            for login in logins
+        }
+    )
 
 
 def _local_metrics(settings: Settings) -> list[str]:

@@ -62,7 +62,7 @@ def probe_options(function: Function) -> Function:
         click.option(
             "--gid-index",
             type=click.IntRange(0, 65535),
-            help="GID index of verbs probes (the routable RoCE v2 one by default).",
+            help="GID index of verbs probes on both sides (every pair of GIDs that fit, by default).",
         ),
         click.option(
             "--probe-port",

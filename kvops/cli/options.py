@@ -79,8 +79,8 @@ class Address(_ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The address as it was written, if it is one."""
+        from kvops.addresses import split_address
         from kvops.errors import UsageError
-        from kvops.store.config import split_address
 
         try:
             split_address(value)

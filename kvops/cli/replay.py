@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -53,6 +53,7 @@ class Said:
     model: str = "llama-70b"
     transports: tuple[str, ...] = ()
     warm: bool = False
+    metrics: str | None = None
     yes: bool = False
 
 
@@ -102,6 +103,11 @@ class Said:
     "--transports", multiple=True, metavar="LIST", help="Allowed between logical hosts, such as tcp."
 )
 @click.option("--warm", is_flag=True, help="Use pages that earlier --warm replays of this trace left.")
+@click.option(
+    "--metrics",
+    type=options.ADDRESS,
+    help="Serve /metrics there meanwhile: for kvops diagnose watch --metrics.",
+)
 @click.option("--yes", is_flag=True, help="Put the load on a protected group.")
 @click.pass_obj
 def command(settings: Settings, /, **values: Any) -> int:
@@ -135,7 +141,14 @@ def command(settings: Settings, /, **values: Any) -> int:
         check_writable(str(said.report), what="the report")
     out.header(target.label, f"{title}: {len(requests):,} requests on {said.nodes} nodes")
     with Progress(settings, "replay", total=len(requests)) as bar:
-        result = run(target, requests, config, bar=bar, tell=lambda event: bar.say(event_text(event)))
+        result = run(
+            target,
+            requests,
+            config,
+            bar=bar,
+            tell=lambda event: bar.say(event_text(event)),
+            metrics=said.metrics,
+        )
     figures = summary(result)
     if said.report is not None:
         write_report(str(said.report), result, title=title)
@@ -256,12 +269,26 @@ def run(
     *,
     bar: Progress,
     tell: Callable[[ReplayEvent], None],
+    metrics: str | None = None,
 ) -> ReplayResult:
-    """Replay, and add what the group itself says happened meanwhile."""
+    """Replay, and add what the group itself says happened meanwhile; ``metrics``: where to serve /metrics."""
+    from kvops.inference.metrics import ReplayMetrics
     from kvops.inference.replay import replay
 
     launcher = target.require_local().act if config.events else None
-    result = replay(requests, config, launcher=launcher, on_progress=_Bar(bar), on_event=tell)
+    counts = ReplayMetrics()
+    with ExitStack() as stack:
+        if metrics is not None:
+            server = stack.enter_context(counts.serve(metrics))
+            bar.say(f"  metrics at http://{server.address}/metrics")
+        result = replay(
+            requests,
+            config,
+            launcher=launcher,
+            on_progress=_Bar(bar),
+            on_event=tell,
+            on_answer=counts.answered if metrics is not None else None,
+        )
     result.events.extend(_group_events(target, result))
     result.events.sort(key=lambda event: event.at_s)
     return result

@@ -6,6 +6,7 @@ from typing import Final
 
 import click
 
+from kvops.addresses import split_address
 from kvops.cli import options
 from kvops.cli.clients import look
 from kvops.cli.context import Target, resolve
@@ -139,7 +140,7 @@ def command(
       kvops -g other start --stores 2
     """
     from kvops.cli.units import split_list
-    from kvops.store.config import SEGMENT_ALIGN_BYTES, SEGMENT_SIZE_BYTES_MIN, TRANSPORTS, split_address
+    from kvops.store.config import SEGMENT_ALIGN_BYTES, SEGMENT_SIZE_BYTES_MIN, TRANSPORTS
 
     if segment_size < SEGMENT_SIZE_BYTES_MIN or segment_size % SEGMENT_ALIGN_BYTES:
         raise UsageError(

@@ -18,9 +18,10 @@ COLUMNS: Final = (Column("name"), Column("role"), Column("pid"), Column("how"))
 
 @options.command("stop")
 @click.option("--now", is_flag=True, help="Kill at once instead of asking first.")
+@click.option("--forget", is_flag=True, help="Also remove what is known of the group: state, logs, secret.")
 @click.option("--dry-run", is_flag=True, help="Print the exact steps and do nothing.")
 @click.pass_obj
-def command(settings: Settings, now: bool, dry_run: bool) -> int:
+def command(settings: Settings, now: bool, forget: bool, dry_run: bool) -> int:
     r"""
     Stop a local group: stores first, then masters.
 
@@ -41,6 +42,7 @@ def command(settings: Settings, now: bool, dry_run: bool) -> int:
         steps = [
             f"send SIG{name} to {member.name} (pid {member.pid}) and wait for its end" for member in members
         ]
+        steps += [f"remove {local.folder}"] if forget else []
         if out.structured:
             out.document({"group": target.name, "dry_run": True, "steps": steps})
             return 0
@@ -53,6 +55,8 @@ def command(settings: Settings, now: bool, dry_run: bool) -> int:
         grace_s=settings.timeout_s(TERM_GRACE_S),
         tell=lambda name, text: out.note(f"{name:<10} {text}"),
     )
+    if forget:
+        local.forget()
     ended = sum(one.how != "had ended" for one in stopped)
     out.header(
         target.label, f"{ended} process{'' if ended == 1 else 'es'} stopped" if stopped else "nothing ran"

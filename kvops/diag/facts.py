@@ -11,7 +11,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar, overload
 
 from kvops.diag.model import EVIDENCE_TEXT_MAX, Evidence, Skip, Unseen
@@ -166,6 +166,18 @@ class Gid:
     @property
     def text(self) -> str:
         return str(self.ipv4 or self.address)
+
+
+# Bytes (sent, received) and packets in the words of drivers without counters/ of the InfiniBand kind: bnxt_re and
+# efa; irdma, which counts what its engine put on the wire by IP version.
+_BYTES_OF_OTHERS = (
+    (("tx_bytes",), ("rx_bytes",)),
+    (("ip4OutOctets", "ip6OutOctets"), ("ip4InOctets", "ip6InOctets")),
+)
+_PACKETS = (
+    *("port_xmit_packets", "port_rcv_packets", "tx_pkts", "rx_pkts"),
+    *("ip4OutPkts", "ip4InPkts", "ip6OutPkts", "ip6InPkts"),
+)
 
 
 class PciFunction:
@@ -592,9 +604,10 @@ class Port:
         if any(re.fullmatch(r"tx_prio\d_bytes", name) for name in wire):
             tx, rx = (sum(wire.get(f"{d}_prio{p}_bytes", 0) for p in range(8)) for d in ("tx", "rx"))
             pairs.append((tx, rx))
-        other = attempt(lambda: self.steps("tx_bytes", "rx_bytes"))
-        if other:
-            pairs.append((other.get("tx_bytes", 0), other.get("rx_bytes", 0)))
+        for names in _BYTES_OF_OTHERS:
+            other = attempt(partial(self.steps, *names[0], *names[1]))
+            if other:
+                pairs.append((sum(other.get(n, 0) for n in names[0]), sum(other.get(n, 0) for n in names[1])))
         if not pairs:
             raise Unseen(f"bytes moved by {self.label}", Sight.NOT_COLLECTED)
         return max(pairs, key=sum)
@@ -602,7 +615,7 @@ class Port:
     @property
     def packets(self) -> int:
         """Packets over the window, at least 1: counted, or from bytes at 4 KiB a packet. Raises Unseen."""
-        counted = attempt(lambda: self.steps("port_xmit_packets", "port_rcv_packets")) or {}
+        counted = attempt(lambda: self.steps(*_PACKETS)) or {}
         wire = attempt(lambda: self.wire_steps) or {}
         by_priority = sum(n for name, n in wire.items() if re.fullmatch(r"[tr]x_prio\d_packets", name))
         return max(sum(counted.values()), by_priority, sum(self.traffic_bytes) // 4096, 1)

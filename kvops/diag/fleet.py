@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvops.diag.collect import agent
-from kvops.errors import KvopsError
+from kvops.errors import KvopsError, Unreachable
 from kvops.host import Sight, SshHost, SshLogin
 
 HOSTS_AT_ONCE = 64
@@ -121,6 +121,14 @@ def gather(hosts: Sequence[SshLogin], *, window_s: float, timeout_s: float) -> l
         else Answer(name=name, error=str(answer) if answer else f"no answer within {timeout_s:g} s")
         for name, answer in answers.items()
     ]
+
+
+def collect_one(login: SshLogin, window_s: float, *, timeout_s: float) -> dict[str, bytes]:
+    """A host's snapshot files. Raises Unreachable with the reason when there are none."""
+    answer = gather([login], window_s=window_s, timeout_s=timeout_s)[0]
+    if answer.files is None:
+        raise Unreachable(f"{login.name}: {answer.error}", fix="see kvops diagnose --host")
+    return answer.files
 
 
 def _collect(login: SshLogin, script: bytes, window_s: float, timeout_s: float) -> Answer:

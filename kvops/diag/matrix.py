@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 LATENCY_RATIO_MAX = 2.0  # of a row or column against the others [E], as probe.pair_latency
 LATENCY_US_MIN = 200.0  # below it user space's own noise is larger than any fabric's: not told apart
@@ -19,6 +19,27 @@ LOSS_PERCENT_MAX = 0.1
 ODD_MAX = 64
 
 REACH = ("tcp", "udp", "icmp", "verbs")
+
+
+class GidPair(NamedTuple):
+    """What a queue pair between one GID of each end's port said."""
+
+    source_index: int
+    target_index: int
+    kind: str  # such as "RoCE v2, IPv4"
+    by_design: bool  # link-local or RoCE v1: no router passes it, so no answer is no fault
+    answered: bool
+    rtt_us: float | None = None
+    error: str = ""
+
+    @property
+    def indices(self) -> str:
+        """``3 → 3``."""
+        return f"{self.source_index} → {self.target_index}"
+
+    def turned(self) -> GidPair:
+        """The same, seen from the other end."""
+        return self._replace(source_index=self.target_index, target_index=self.source_index)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +71,8 @@ class Cell:
     verbs_gbps: float | None = None
     verbs_rtt_us: dict[str, float | None] | None = None
     verbs_mismatches: int | None = None
+    gids: list[GidPair] = field(default_factory=list)  # the first is the one that was measured
+    gids_left_out: int = 0  # beyond the bounds of number or time
     error: str = ""
     unseen: str = ""
 
@@ -77,6 +100,8 @@ class Cell:
     def as_json(self) -> dict[str, Any]:
         """Only what was looked at."""
         values = {name: getattr(self, name) for name in self.__slots__}
+        values["gids"] = [pair._asdict() for pair in self.gids] or None
+        values["gids_left_out"] = self.gids_left_out or None
         return {name: value for name, value in values.items() if value not in (None, "")}
 
 
@@ -212,8 +237,50 @@ def odd_ones(matrix: Matrix) -> list[Odd]:
         for c in cells
         if c.verbs_mismatches
     ]
+    found += _gids(cells)
     found += _memory(matrix)
     return found[:ODD_MAX]
+
+
+def _gids(cells: Sequence[Cell]) -> Iterator[Odd]:
+    """GIDs that do not answer where others of the same two ports do: of an interface by itself, else of a pair."""
+    silent: list[tuple[Cell, GidPair, GidPair]] = []
+    tried: dict[tuple[str, int], set[str]] = {}  # interface and index → interfaces at the other end
+    failed: dict[tuple[str, int], set[str]] = {}
+    for cell in cells:
+        well = next((pair for pair in cell.gids if pair.answered), None)
+        for number, pair in enumerate(cell.gids if well is not None else ()):
+            bad = not pair.answered and (number == 0 or not pair.by_design)
+            for end, index, other in (
+                (cell.source_end, pair.source_index, cell.target_end),
+                (cell.target_end, pair.target_index, cell.source_end),
+            ):
+                tried.setdefault((end, index), set()).add(other)
+                if bad:
+                    failed.setdefault((end, index), set()).add(other)
+            if bad and well is not None:
+                silent.append((cell, pair, well))
+    # To blame is who is silent towards everybody, if the others are not: one at the other end of every failure.
+    dead = {key for key, others in failed.items() if len(others) > 1 and others == tried[key]}
+    told: set[tuple[str, int]] = set()
+    for cell, pair, well in silent:
+        kind, name, key = "pair", cell.name, None
+        for end, index in ((cell.source_end, pair.source_index), (cell.target_end, pair.target_index)):
+            if (end, index) in dead:
+                kind, name, key = "interface", end, (end, index)
+                break
+        if key is not None and key in told:
+            continue
+        if key is not None:
+            told.add(key)
+        indices = str(key[1]) if key is not None else pair.indices
+        yield Odd(
+            kind=kind,
+            name=name,
+            metric="GID",
+            observed=f"{indices} ({pair.kind}): {pair.error or 'no answer'}",
+            expected=f"an answer, as by {well.indices} ({well.kind})",
+        )
 
 
 def _groups(cells: Iterable[Cell], key: Callable[[Cell], tuple[str, ...]]) -> dict[str, list[Cell]]:

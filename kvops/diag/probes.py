@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from kvops.diag.collect import prober
 from kvops.diag.collect.agent import LADDER_HEADERS, MTU_LADDER
 from kvops.diag.fleet import BOOT, CONNECT_TIMEOUT_S, at_once
-from kvops.diag.matrix import Cell, Matrix, rounds
+from kvops.diag.matrix import Cell, GidPair, Matrix, rounds
 from kvops.errors import KvopsError, Refused, Unreachable, UsageError
 from kvops.host import SshHost, SshLogin
 
@@ -49,6 +49,9 @@ BUSY_SHARE = 0.1  # of the link's rate, carried by others, that a saturating pro
 BUSY_GBPS = 1.0  # where the rate is unknown
 INCAST_SENDERS_MAX = 8
 VERBS_BYTES = 1 << 20
+GID_BYTES = 1 << 12  # of a queue pair that only shows whether two GIDs reach one another
+GID_PAIRS_MAX = 16  # of two ports; the most promising first
+GID_SECONDS_MAX = 60.0  # of two hosts: a GID that does not answer takes several seconds to say so
 REGISTER_BYTES = (1 << 28, 1 << 30, 8 << 30)  # in steps; a quarter of the free memory at most
 LINE_BYTES_MAX = 16 << 20
 NICS_MAX = 64  # of one host
@@ -83,7 +86,9 @@ class Plan:
     rate_gbps: float | None = None  # limit of one stream
     count: int = 200  # datagrams of one pair's latency
     port: int = 0  # that the listeners take; any free one
-    gid_index: int | None = None  # of verbs, on both sides; the routable RoCE v2 one by default
+    gid_index: int | None = (
+        None  # of verbs, on both sides; otherwise all that fit are tried, the best is measured
+    )
     force: bool = False  # fill links that carry traffic already
 
 
@@ -597,6 +602,7 @@ class Session:
                     self.note(str(found))
 
     def _verbs_pair(self, first: str, second: str) -> None:
+        gids_end = time.monotonic() + GID_SECONDS_MAX
         for cell in self._rails():
             if (cell.source, cell.target) != (first, second):
                 continue
@@ -611,34 +617,88 @@ class Session:
             )
             if back is None or first not in self.talks or second not in self.talks:
                 continue
-            ends = []
+            ports = []
             for name, netdev in ((first, cell.source_netdev), (second, cell.target_netdev)):
                 trouble = self.hellos[name].get("verbs")
-                gid = _gid(self.hellos[name].get("rdma", []), netdev, self.plan.gid_index)
-                if trouble is None and gid is None:
+                port = _port(self.hellos[name].get("rdma", []), netdev, self.plan.gid_index)
+                if trouble is None and port is None:
                     which = "a GID" if self.plan.gid_index is None else f"GID {self.plan.gid_index}"
                     trouble = f"{netdev} belongs to no active RDMA port with {which}"
                 if trouble is not None:
                     cell.unseen = back.unseen = f"verbs: {name}: {trouble}"
                     break
-                ends.append((name, gid))
-            if len(ends) == 2:
+                ports.append((name, port))
+            if len(ports) == 2:
                 try:
-                    self._verbs_cell(cell, back, ends)
+                    self._verbs_gids(cell, back, ports, gids_end)
                 except _DAMAGED as error:
                     cell.unseen = back.unseen = f"verbs: a damaged answer: {type(error).__name__}: {error}"
+
+    def _verbs_gids(self, there: Cell, back: Cell, ports: Sequence[tuple[str, Any]], end: float) -> None:
+        """Measure the pair of GIDs that an engine should take; of the others, only whether they answer."""
+        (first, mine), (second, theirs) = ports
+        pairs = gid_pairs(mine["gids"], theirs["gids"], self.plan.gid_index)
+
+        def ends(pair: tuple[Any, Any]) -> list[tuple[str, Any]]:
+            return [
+                (name, {"device": port["device"], "port": port["port"], "gid_index": gid["index"]})
+                for (name, port), gid in zip(((first, mine), (second, theirs)), pair, strict=True)
+            ]
+
+        self._verbs_cell(there, back, ends(pairs[0]))
+        rtt_us = (there.verbs_rtt_us or {}).get("p50")
+        found = [_gid_pair(pairs[0], bool(there.verbs), rtt_us, "" if there.verbs else there.error)]
+        for pair in pairs[1:GID_PAIRS_MAX]:
+            if time.monotonic() > end or first not in self.talks or second not in self.talks:
+                break
+            found.append(self._verbs_gid(ends(pair), pair))
+        there.gids, back.gids = found, [pair.turned() for pair in found]
+        there.gids_left_out = back.gids_left_out = len(pairs) - len(found)
+
+    def _verbs_gid(self, ends: Sequence[tuple[str, Any]], pair: tuple[Any, Any]) -> GidPair:
+        """Whether a queue pair between these two GIDs connects and reads."""
+        mark = secrets.token_hex(4)
+        talks = [self.talks[name] for name, _ in ends]
+        try:
+            self._connected(talks, ends, mark, GID_BYTES)
+            row = _good(
+                talks[0].ask(
+                    "verbs_run",
+                    name=mark,
+                    bytes=GID_BYTES,
+                    seed=f"{mark}1",
+                    count=3,
+                    seconds=0.0,
+                    timeout_s=30.0,
+                )
+            )
+            wrong = row.get("mismatches")
+            error = f"{wrong} wrong bytes" if wrong else ""
+            return _gid_pair(pair, not wrong, row["rtt_us"].get("p50"), error)
+        except _Said as said:
+            return _gid_pair(pair, False, None, str(said))
+        finally:
+            for talk in talks:
+                with contextlib.suppress(KvopsError):
+                    talk.ask("verbs_close", name=mark)
+
+    def _connected(
+        self, talks: Sequence[Talk], ends: Sequence[tuple[str, Any]], mark: str, size: int
+    ) -> None:
+        """Open a queue pair on both ends and bring them to RTS. Raises what the other side said."""
+        infos = [
+            _good(talk.ask("verbs_open", name=mark, bytes=size, seed=f"{mark}{i}", **ends[i][1]))
+            for i, talk in enumerate(talks)
+        ]
+        for i, talk in enumerate(talks):
+            _good(talk.ask("verbs_connect", name=mark, remote=infos[1 - i]["local"]))
 
     def _verbs_cell(self, there: Cell, back: Cell, ends: Sequence[tuple[str, Any]]) -> None:
         mark = secrets.token_hex(4)
         talks = [self.talks[name] for name, _ in ends]
         seconds = self.plan.seconds if "bandwidth" in self.plan.probes else 0.0
         try:
-            infos = [
-                _good(talk.ask("verbs_open", name=mark, bytes=VERBS_BYTES, seed=f"{mark}{i}", **ends[i][1]))
-                for i, talk in enumerate(talks)
-            ]
-            for i, talk in enumerate(talks):
-                _good(talk.ask("verbs_connect", name=mark, remote=infos[1 - i]["local"]))
+            self._connected(talks, ends, mark, VERBS_BYTES)
             for i, (talk, cell) in enumerate(zip(talks, (there, back), strict=True)):
                 row = talk.ask(
                     "verbs_run",
@@ -710,14 +770,59 @@ def _checked_hello(answer: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "nics": nics}
 
 
-def _gid(ports: Sequence[dict[str, Any]], netdev: str, index: int | None) -> dict[str, Any] | None:
-    """The RDMA port of an interface with the GID of this index, or the one that an engine should take."""
+def _port(ports: Sequence[dict[str, Any]], netdev: str, index: int | None) -> dict[str, Any] | None:
+    """The active RDMA port of an interface that has GIDs, or the one of this index."""
     for port in ports:
-        gids = [gid for gid in port["gids"] if index in (None, gid["index"])]
-        if port["netdev"] == netdev and port["active"] and gids:
-            best = max(gids, key=lambda g: ("v2" in g["type"], not g["gid"].startswith("fe80"), -g["index"]))
-            return {"device": port["device"], "port": port["port"], "gid_index": best["index"]}
+        if port["netdev"] == netdev and port["active"]:
+            gids = [gid for gid in port["gids"] if index in (None, gid["index"])]
+            if gids:
+                return {**port, "gids": gids}
     return None
+
+
+def _family(gid: dict[str, Any]) -> str:
+    address = ipaddress.IPv6Address(gid["gid"])
+    return "IPv4" if address.ipv4_mapped else "link-local" if address.is_link_local else "IPv6"
+
+
+def gid_pairs(
+    mine: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], index: int | None = None
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """
+    Pairs of GIDs of two ports that can speak to one another: of one type and one address family.
+
+    Args:
+        mine: Of one port: ``{"index", "gid", "type"}`` each, at least one.
+        theirs: Of the other.
+        index: The one index that was asked for on both sides: then whatever there is, is a pair.
+
+    Returns:
+        At least one; first what an engine should take, routable RoCE v2 before link-local and RoCE v1.
+    """
+
+    def rank(gid: dict[str, Any]) -> tuple[bool, bool, int]:
+        return "v2" not in gid["type"], _family(gid) == "link-local", gid["index"]
+
+    pairs = [(a, b) for a in mine for b in theirs if (a["type"], _family(a)) == (b["type"], _family(b))]
+    if index is not None or not pairs:
+        pairs = [(min(mine, key=rank), min(theirs, key=rank))]
+    return sorted(
+        pairs, key=lambda pair: (rank(pair[0])[:2], rank(pair[0])[2] + rank(pair[1])[2], rank(pair[0])[2])
+    )
+
+
+def _gid_pair(pair: tuple[Any, Any], answered: bool, rtt_us: float | None, error: str) -> GidPair:
+    mine, theirs = pair
+    family = _family(mine)
+    return GidPair(
+        source_index=mine["index"],
+        target_index=theirs["index"],
+        kind=mine["type"] if "RoCE" not in mine["type"] else f"{mine['type'].removeprefix('IB/')}, {family}",
+        by_design=family == "link-local" or "v2" not in mine["type"],
+        answered=answered,
+        rtt_us=rtt_us,
+        error=error,
+    )
 
 
 def run_matrix(

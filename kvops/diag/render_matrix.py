@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvops.diag.matrix import Cell, Matrix, odd_ones, spread
-from kvops.diag.render import _CSS, Style, _plain, safe
+from kvops.diag.render import Style, plain, safe
+from kvops.diag.render_html import CSS
 
 GRID_HOSTS_MAX = 16  # of a terminal's grid; beyond it only who stands out
 CELL_WIDTH = 13
+LINES_MAX = 64  # of one kind
 _UNITS = {
     "rtt_us": "round trip µs",
     "rtt_p99_us": "round trip p99 µs",
@@ -54,7 +56,7 @@ def mark(cells: Sequence[Cell]) -> tuple[str, str]:
     return "ok", " ".join(words) or "ok"
 
 
-def lines(matrix: Matrix, *, wide: bool = False, style: Style = _plain) -> list[str]:
+def lines(matrix: Matrix, *, wide: bool = False, style: Style = plain) -> list[str]:
     """What a terminal shows."""
     text = []
     hosts = matrix.hosts
@@ -85,11 +87,34 @@ def lines(matrix: Matrix, *, wide: bool = False, style: Style = _plain) -> list[
     ]
     for host, tests in matrix.self_tests.items():
         text += _self_lines(host, tests)
+    text += [f"GID     {line}" for line in gid_lines(matrix, every=wide)[:LINES_MAX]]
     for reason in dict.fromkeys(c.unseen for c in matrix.cells if c.unseen):
         count = sum(c.unseen == reason for c in matrix.cells)
         text.append(style("UNSEEN", "yellow") + f"  {count} pairs: {safe(reason)}")
     if matrix.left_out:
         text.append(f"UNSEEN  {matrix.left_out} pairs of different rails: too many, left out")
+    return text
+
+
+def gid_lines(matrix: Matrix, *, every: bool = False) -> list[str]:
+    """What each pair of GIDs said: of pairs of interfaces where one did not answer, or of every one."""
+    text = []
+    for cell in matrix.cells:
+        if len(cell.gids) < 2 or not (every or not all(pair.answered for pair in cell.gids)):
+            continue
+        said = ", ".join(
+            f"{pair.indices} ({pair.kind}) "
+            + (
+                f"{pair.rtt_us:.3g} µs"
+                if pair.rtt_us is not None
+                else "ok"
+                if pair.answered
+                else safe(pair.error) or "no answer"
+            )
+            for pair in cell.gids
+        )
+        more = f", {cell.gids_left_out} more not tried" if cell.gids_left_out else ""
+        text.append(f"{safe(cell.name)}: {said}{more}")
     return text
 
 
@@ -116,6 +141,8 @@ table.matrix td { text-align: center; padding: .25rem .5rem; border: 1px solid v
 table.matrix th { text-align: left; padding: .25rem .5rem; white-space: nowrap; border: 1px solid var(--line); }
 table.matrix td.fail { color: var(--fail); font-weight: 600; } table.matrix td.warn { color: var(--warn); }
 table.matrix td.ok { color: var(--ok); } table.matrix { width: auto; }
+table.matrix th { max-width: 9rem; overflow: hidden; text-overflow: ellipsis; background: var(--bg); }
+table.matrix th:first-child { position: sticky; left: 0; max-width: min(14rem, 30vw); }
 """
 
 
@@ -125,10 +152,13 @@ def section(matrix: Matrix) -> str:
     def text(value: Any) -> str:
         return html.escape(safe(str(value)))
 
-    head = "".join(f"<th>{text(name)}</th>" for name in matrix.hosts)
+    def heading(name: str) -> str:
+        return f'<th title="{text(name)}">{text(name)}</th>'
+
+    head = "".join(heading(name) for name in matrix.hosts)
     rows = []
     for source in matrix.hosts:
-        row = [f"<th>{text(source)}</th>"]
+        row = [heading(source)]
         for target in matrix.hosts:
             if source == target:
                 row.append("<td>·</td>")
@@ -148,18 +178,28 @@ def section(matrix: Matrix) -> str:
             )
             row.append(f'<td class="{state}" title="{text(title)}">{text(words)}</td>')
         rows.append(f"<tr>{''.join(row)}</tr>")
+    odd = odd_ones(matrix)
     body = [f"<style>{_MATRIX_CSS}</style>", "<h2>Probes between hosts</h2>"]
+    if odd:
+        some = f"{len(odd)} stand{'s' if len(odd) == 1 else ''} out"
+        body.append(
+            f'<p><a href="#odd"><b class="warn">{some}</b></a> of {len(matrix.hosts)} hosts and their pairs.</p>'
+        )
+    elif matrix.cells:
+        body.append(f'<p><b class="ok">None stands out</b> of {len(matrix.hosts)} hosts.</p>')
     if matrix.cells:
         body.append(
             '<p class="dim">Rows send, columns receive; the worst interface of a pair is shown, all of them on '
             f'hover.</p><div class="scroll"><table class="matrix"><tr><th></th>{head}</tr>{"".join(rows)}'
             "</table></div>"
         )
+    body.append('<div id="odd">')
     body += [
-        f'<section class="warn"><h2><span class="tag">{text(odd.kind)}</span> {text(odd.name)}</h2>'
-        f"<p>{text(odd.metric)}: {text(odd.observed)}; expected {text(odd.expected)}</p></section>"
-        for odd in odd_ones(matrix)
+        f'<section class="warn"><h2><span class="tag">{text(one.kind)}</span> {text(one.name)}</h2>'
+        f"<p>{text(one.metric)}: {text(one.observed)}; expected {text(one.expected)}</p></section>"
+        for one in odd
     ]
+    body.append("</div>")
     figures = "".join(
         f"<tr><td>{text(_UNITS[name])}</td>"
         + "".join(f"<td>{value:.4g}</td>" for value in values.values())
@@ -172,6 +212,7 @@ def section(matrix: Matrix) -> str:
             f"<th>max</th></tr>{figures}</table></div>"
         )
     plain = [line for host, tests in matrix.self_tests.items() for line in _self_lines(host, tests)]
+    plain += [f"GID {line}" for line in gid_lines(matrix)[:LINES_MAX]]
     plain += [f"UNREACHED {name}: {reason}" for name, reason in matrix.unreached]
     plain += list(dict.fromkeys(f"UNSEEN {c.unseen}" for c in matrix.cells if c.unseen))
     if plain:
@@ -184,6 +225,6 @@ def page(matrix: Matrix) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>kvops diagnose matrix</title><style>{_CSS}</style></head>"
+        f"<title>kvops diagnose matrix</title><style>{CSS}</style></head>"
         f"<body><h1>kvops diagnose matrix</h1>{section(matrix)}</body></html>\n"
     )

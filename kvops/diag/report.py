@@ -11,6 +11,7 @@ from kvops.diag.model import LOUD, Finding, Outcome, Result
 from kvops.diag.rails import rails_of
 from kvops.diag.registry import Check, checks
 from kvops.errors import ConfigError
+from kvops.host import Sight
 
 SCHEMA = 1
 _ORDER = list(Outcome)  # from worst to best
@@ -268,6 +269,39 @@ def unseen_groups(results: Iterable[Result]) -> list[tuple[str, list[str], bool]
     return sorted(rows, key=lambda row: (not row[2], -len(row[1])))
 
 
+def needs_root(nodes: Iterable[HostFacts], results: Iterable[Result]) -> list[str]:
+    """
+    Checks that root would see more for, of hosts that were looked at by another user.
+
+    Those that are unknown because something was refused, or because the collector as that user could not ask
+    for what root may; what is not installed stays unseen for root, too.
+    """
+    others = {host.name for host in nodes if host.uid not in (0, None)}
+    table = checks()
+    found: dict[str, None] = {}
+    for result in results:
+        if result.outcome is not Outcome.UNKNOWN or result.node not in others:
+            continue
+        sights = {text.rpartition(": ")[2] for text in result.unseen or (result.reason,)}
+        refused = Sight.UNREADABLE in sights
+        if refused or (table[result.check].root != "n" and sights - {Sight.NO_TOOL, Sight.ABSENT}):
+            found[result.check] = None
+    return list(found)
+
+
+def by_family(names: Iterable[str]) -> str:
+    """``pcie.* (3), ip.firewall``: many checks in few words."""
+    names = list(names)
+    if len(names) <= 2:
+        return ", ".join(names)
+    families: dict[str, list[str]] = {}
+    for name in names:
+        families.setdefault(name.partition(".")[0], []).append(name)
+    return ", ".join(
+        f"{family}.* ({len(ids)})" if len(ids) > 1 else ids[0] for family, ids in families.items()
+    )
+
+
 def _finding_json(finding: Finding) -> dict[str, Any]:
     return {
         "severity": str(finding.severity),
@@ -357,6 +391,7 @@ def document(
         "unseen": [
             {"reason": r, "checks": names, "asked": asked} for r, names, asked in unseen_groups(results)
         ],
+        "needs_root": needs_root(nodes, results),
         "results": [_result_json(result) for result in results],
     }
 

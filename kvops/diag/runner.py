@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -38,6 +36,8 @@ def select(only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Check]:
                 if n == pattern or fnmatch.fnmatchcase(n, pattern) or n.startswith(pattern + ".")
             }
             if not found:
+                import difflib
+
                 near = difflib.get_close_matches(pattern, every, n=3, cutoff=0.5)
                 hint = f"did you mean {', '.join(near)}?" if near else "see: kvops diagnose list"
                 raise UsageError(f"there is no check {pattern!r}", fix=hint)
@@ -130,6 +130,8 @@ class _Judge:
             except ParseError as error:
                 self.unseen[error.what] = Sight.FAILED
             except Exception:  # noqa: BLE001 - a check that crashes must not take the others with it: it is unknown
+                import traceback
+
                 self.crash = traceback.format_exc(limit=-2).strip().replace("\n", " | ")
             finally:
                 if host is not None:

@@ -1,12 +1,12 @@
-"""Reads and writes saved hosts: a folder or a tar a host, or a cluster of them."""
+"""
+Reads and writes saved hosts: a folder or a tar a host, or a cluster of them.
+
+What only a tar needs is imported where a tar is read or written: a folder is the common case.
+"""
 
 from __future__ import annotations
 
-import io
 import json
-import shutil
-import subprocess
-import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -164,6 +164,9 @@ def _tar_members(path: Path) -> Iterator[tuple[str, bytes]]:
     Plain files of a tar. A name that leads out, a link or a device is refused, not skipped: somebody made
     it.
     """
+    import io
+    import tarfile
+
     try:
         if path.name.endswith(".zst"):
             stream: Any = io.BytesIO(_unzstd(path))
@@ -200,6 +203,9 @@ def _tar_members(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _unzstd(path: Path) -> bytes:
+    import shutil
+    import subprocess
+
     tool = shutil.which("zstd")
     if tool is None:
         raise ConfigError(f"{path}: zstd is not installed here", fix="install zstd, or unpack it elsewhere")
@@ -243,6 +249,11 @@ def save(files: Mapping[str, bytes], path: Path) -> None:
 def _save_tar(files: Mapping[str, bytes], ordered: list[str], path: Path) -> None:
     if path.exists():
         raise ConfigError(f"{path} exists already", fix="give a new name")
+    import io
+    import shutil
+    import subprocess
+    import tarfile
+
     buffer = io.BytesIO()
     mode = {".gz": "w:gz", "tgz": "w:gz", ".xz": "w:xz"}.get(path.name[-3:], "w:")
     with tarfile.open(fileobj=buffer, mode=mode, format=tarfile.PAX_FORMAT) as archive:  # type: ignore[call-overload]

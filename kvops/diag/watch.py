@@ -1,10 +1,12 @@
-"""Watches a host, one short window after the other: what moved, what checks say, and what moved together."""
+"""Watches hosts, one short window after the other: what moved, what checks say, and what moved together."""
 
 from __future__ import annotations
 
+import queue
 import re
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -17,9 +19,12 @@ from kvops.diag.registry import Check
 from kvops.diag.runner import run, select
 from kvops.diag.scrape import Totals
 from kvops.diag.snapshot import from_files
+from kvops.errors import KvopsError
 
 EVERY_S_MIN = 1.0  # hw_counters are cached for 12 ms and more; a shorter window shows noise
 SERIES_MAX = 100_000  # windows kept for the jitter at the end
+HOSTS_MAX = 64  # at once
+ROWS_WAITING_MAX = 10_000  # of all hosts: a reader that is slower than that holds the watches up
 
 # Names of ethtool -S and hw_counters that are signs of a kind (the catalogue's counter appendix).
 _PFC = re.compile(r"^[rt]x_(?:prio\d_pause|global_pause)$")
@@ -64,6 +69,8 @@ class Watch:
             default.
         scrape: Gives the pool's counters so far, where there are any.
         clock: Seconds that only go forward.
+        name: Of the host, in words.
+        pause: Waits so many seconds after a window that could not be collected.
     """
 
     def __init__(
@@ -75,7 +82,10 @@ class Watch:
         collect: Callable[[float], dict[str, bytes]] | None = None,
         scrape: Callable[[], Totals] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        name: str = "this host",
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
+        self.name = name
         self.duration_s = duration_s
         self.every_s = max(every_s, EVERY_S_MIN)
         self.selected = selected
@@ -84,6 +94,7 @@ class Watch:
         self._collect = collect or (lambda window_s: agent.collect(window_s=window_s))
         self._scrape = scrape
         self._clock = clock
+        self._pause = pause
         self._series: dict[str, list[float]] = {}  # port → bytes a second
         self._columns: dict[str, list[float | None]] = {}  # sign or effect → one value a window
         self._saying: dict[tuple[str, str], str] = {}
@@ -104,7 +115,12 @@ class Watch:
         before = self._scrape() if self._scrape is not None else None
         began = self._clock()
         while self._clock() < deadline:
-            host = HostFacts(from_files(self._collect(self.every_s), "this host")[0])
+            try:
+                host = HostFacts(from_files(self._collect(self.every_s), self.name)[0])
+            except KvopsError as error:
+                yield from self._once(self.name, f"{error.what}: no word about that time")
+                self._pause(self.every_s)  # one that refuses at once is not asked again at once
+                continue
             after = self._scrape() if self._scrape is not None else None
             now = self._clock()
             took_s, began = now - began, now
@@ -151,7 +167,7 @@ class Watch:
             text = f"tx {rates[0]:.1f} rx {rates[1]:.1f} Gbit/s"
             yield {"time": _now(), "event": "rate", "subject": port.label, "text": text, "gbps": rates}
         if not ports:
-            yield from self._once("this host", "no RDMA port can be seen: no rates, no signs of congestion")
+            yield from self._once(self.name, "no RDMA port can be seen: no rates, no signs of congestion")
         speed: float | None = sum(sum(pair) for pair in self.rates.values()) / 8 if self.rates else None
         first: float | None = None
         if before is not None and after is not None:
@@ -211,6 +227,38 @@ class Watch:
                         "subject": finding.subject,
                         "text": f"{result.check}: {finding.observed}",
                     }
+
+
+def together(watches: Mapping[str, Watch]) -> Iterator[dict[str, Any]]:
+    """
+    Rows of several hosts' watches as they come, each with its ``host``; every watch runs on a thread of its own.
+
+    Args:
+        watches: Host → its watch, at most HOSTS_MAX.
+    """
+    assert len(watches) <= HOSTS_MAX
+    rows: queue.Queue[tuple[str, dict[str, Any] | BaseException | None]] = queue.Queue(ROWS_WAITING_MAX)
+
+    def run_one(host: str, watch: Watch) -> None:
+        try:
+            for row in watch.rows():
+                rows.put((host, row))
+            rows.put((host, None))
+        except BaseException as error:  # noqa: BLE001 - it is raised again where the rows are read
+            rows.put((host, error))
+
+    for host, watch in watches.items():
+        # A daemon: a host that hangs does not keep the process from ending.
+        threading.Thread(target=run_one, args=(host, watch), name=f"watch-{host}", daemon=True).start()
+    left = len(watches)
+    while left:
+        host, row = rows.get()
+        if isinstance(row, BaseException):
+            raise row
+        if row is None:
+            left -= 1
+        else:
+            yield {**row, "host": host}
 
 
 def _step(before: float | None, after: float | None) -> float | None:

@@ -558,6 +558,22 @@ class LocalGroup:
                 shutil.rmtree(runtime, ignore_errors=True)  # sockets that nobody listens on any more
             return stopped
 
+    def forget(self) -> None:
+        """
+        Remove what is known of a group that does not run: state, logs, secret.
+
+        Raises:
+            Refused: A member runs.
+        """
+        if not self.folder.exists():
+            return
+        with self.lock():
+            state = self.read()
+            running = [member.name for member in state.members if member.running] if state else []
+            if running:
+                raise Refused(f"{', '.join(running)} of group {self.name} runs", fix=f"{self._kvops} stop")
+            shutil.rmtree(self.folder, ignore_errors=True)
+
     def act(self, action: str, name: str, *, timeout_s: float = 60.0) -> str:
         """
         Do something to one member, as events of a replay do; returns what was done.
@@ -594,7 +610,7 @@ class LocalGroup:
 
     def findings(self, plan: StartPlan) -> list[preflight.Finding]:
         """What a start would be refused for, and what was found in order; nothing is changed."""
-        from kvops.store.config import split_address
+        from kvops.addresses import split_address
 
         kinds: tuple[Literal["listen", "control", "http"], ...] = ("listen", "control", "http")
         addresses = [

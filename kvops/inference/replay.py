@@ -153,6 +153,7 @@ def replay(
     launcher: Launcher | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_event: Callable[[ReplayEvent], None] | None = None,
+    on_answer: Callable[[Done], None] | None = None,
 ) -> ReplayResult:
     """
     Replay a trace.
@@ -167,6 +168,7 @@ def replay(
         launcher: Carries out ``config.events``, in a thread of its own, while requests go on.
         on_progress: Called now and then.
         on_event: Called for each event as it happens; for a planned one as it begins, and again if it fails.
+        on_answer: Called for each request that was answered.
 
     Raises:
         UsageError: ``check`` refuses it.
@@ -175,7 +177,7 @@ def replay(
     check(requests, config)
     assert launcher is not None or not config.events, "events need a launcher"
     with _engines(config) as engines:
-        run = _Run(requests, config, engines, launcher, on_progress, on_event)
+        run = _Run(requests, config, engines, launcher, on_progress, on_event, on_answer)
         return run.run()
 
 
@@ -340,7 +342,9 @@ class _Run:
         launcher: Launcher | None,
         on_progress: Callable[[Progress], None] | None,
         on_event: Callable[[ReplayEvent], None] | None,
+        on_answer: Callable[[Done], None] | None,
     ) -> None:
+        self._on_answer = on_answer
         self._requests = requests
         self._config = config
         self._engines = engines
@@ -546,6 +550,8 @@ class _Run:
             self._note("page.corrupted", engine.name, f"request {done.index}: {done.wrong_bytes} wrong bytes")
         self._settled.add(self._requests[done.index].hash_ids)
         self._finished += 1
+        if self._on_answer is not None:
+            self._on_answer(done)
 
     def _lose(self, engine: _Engine, why: str) -> None:
         """A node is gone: its requests go to the others, as a gateway would send them."""

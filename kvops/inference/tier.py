@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -29,6 +28,9 @@ ms."""
 
 class PoolLike(Protocol):
     """The part of a pool that a tier needs; what each call does and promises is the pool's own contract."""
+
+    def allocate(self, size_bytes: int) -> memoryview:
+        """Memory to put from at the least cost, all zeros; refused when the machine has none."""
 
     def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
         """How many keys from the start are present; 0 without an answer."""
@@ -179,10 +181,10 @@ class HostTier:
         # Memory that starts on a page, as fast copies want it (64 B); numpy's own starts 16 B after one.
         size = rows * config.page_bytes
         try:
-            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, OverflowError, ValueError) as error:
+            memory = pool.allocate(size)  # what stores of this host copy from
+        except (Refused, UsageError) as error:
             raise Refused(
-                f"the machine does not give {size} B of host memory: {error}",
+                f"the machine does not give {size} B of host memory: {error.what}",
                 fix="choose a smaller L2 (--l2-size)",
             ) from error
         self._rows: Bytes = np.frombuffer(memory, dtype=np.uint8).reshape(rows, config.page_bytes)

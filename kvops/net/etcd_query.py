@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from kvops.addresses import join_address
 from kvops.errors import NotLeader, Unreachable, UsageError
 from kvops.net.link import Address, LinkState, Receiver, Single
 from kvops.net.resolve import resolver
@@ -28,7 +29,7 @@ class EtcdEndpoint(msgspec.Struct, frozen=True):
     group: str
 
     def __str__(self) -> str:
-        return f"{SCHEME}{self.host}:{self.port}/{self.group}"
+        return f"{SCHEME}{join_address(self.host, self.port)}/{self.group}"
 
 
 def parse_masters(texts: list[str]) -> list[Address | EtcdEndpoint]:

@@ -14,7 +14,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from kvops.errors import AuthFailed, NotLeader, Unreachable, WireError
+from kvops.addresses import join_address, split_address
+from kvops.errors import AuthFailed, NotLeader, Unreachable, UsageError, WireError
 from kvops.net import wire
 from kvops.net.auth import Caller, Hello, Welcome, WireTrouble
 from kvops.net.resolve import resolver
@@ -65,10 +66,10 @@ class Address(msgspec.Struct, frozen=True):
         """``host:port``, ``[v6]:port``, or an absolute path."""
         if text.startswith("/"):
             return cls(text, 0)
-        host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-            raise Unreachable(f"{text!r} is not an address", fix="write host:port")
-        return cls(host.strip("[]"), int(port))
+        try:
+            return cls(*split_address(text))
+        except UsageError as error:  # a peer may have named it
+            raise Unreachable(error.what, fix=error.fix) from None
 
     @property
     def is_unix(self) -> bool:
@@ -76,7 +77,7 @@ class Address(msgspec.Struct, frozen=True):
         return self.host.startswith("/")
 
     def __str__(self) -> str:
-        return self.host if self.is_unix else f"{self.host}:{self.port}"
+        return self.host if self.is_unix else join_address(self.host, self.port)
 
 
 class Link:
@@ -93,6 +94,7 @@ class Link:
         self.welcome: Welcome | None = None
         self.accepts_descriptors = False  # of files, sent with frames over a Unix socket
         self.descriptors: list[int] = []
+        self.registered: dict[int, bool] = {}  # regions of ours, by number: whether the peer copies from them
         self._caller = Caller(secret, hello)
         self._out: deque[memoryview] = deque()
         self._later: deque[memoryview] = deque()  # until the handshake is over
@@ -178,7 +180,11 @@ class Link:
             self.send(rest)
 
     def feed(self, frames: Iterator[list[bytes | memoryview]]) -> None:
-        """Send what an iterator yields, asking it for more only when the last has left."""
+        """
+        Send what an iterator yields, asking it for more only when the last has left.
+
+        Small frames go together, unless it yields nothing between them.
+        """
         self._feed = frames
 
     def flush(self) -> None:
@@ -202,6 +208,8 @@ class Link:
                 more = next(self._feed, None)
                 if more is None:
                     self._feed = None
+                    break
+                if not more:
                     break
                 self._out.extend(memoryview(buffer) for buffer in more)
                 queued += sum(map(len, more))
@@ -411,12 +419,25 @@ def call(
     Raises:
         Unreachable: No answer by the deadline, or the connection failed. The link is closed then.
     """
+    send(link, kind, body, request=request)
+    spin_s = SPIN_S + min(len(body) * SPIN_S_PER_BYTE, SPIN_S_EXTRA_MAX)
+    return receive(link, kind, request=request, deadline=deadline, spin=spin, spin_s=spin_s)
+
+
+def send(link: Link, kind: Kind, body: bytes, *, request: int) -> None:
+    """The first half of ``call``."""
+    link.send_now(wire.pack(kind, body, request))
+
+
+def receive(
+    link: Link, kind: Kind, *, request: int, deadline: float, spin: Spin | None = None, spin_s: float = 0.0
+) -> bytes:
+    """The second half of ``call``: an answer to a request that was sent."""
     single = Single()
     poll: select.poll | None = None
-    link.send_now(wire.pack(kind, body, request))
     if link.state is LinkState.READY and spin is not None and spin.pays():
         now = time.monotonic()
-        spin_until = min(now + SPIN_S + min(len(body) * SPIN_S_PER_BYTE, SPIN_S_EXTRA_MAX), deadline)
+        spin_until = min(now + spin_s, deadline)
         gap = 0.0
         while single.result is None and now < spin_until and gap < GAP_S:
             link.read(single)

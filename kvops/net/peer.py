@@ -88,6 +88,8 @@ class WirePeer(asyncio.BufferedProtocol):
         self._skip = 0  # bytes of payload to throw away
         self._pending: tuple[Frame, bytes] | None = None
         self._timeout: asyncio.TimerHandle | None = None
+        self.held = False
+        self._unread = False  # the peer does not read its answers
 
     # What a subclass does.
 
@@ -115,6 +117,20 @@ class WirePeer(asyncio.BufferedProtocol):
         if self._sink is not None:
             self._skip = len(self._sink) - self._sink_at
             self._sink = None
+
+    def hold(self) -> None:
+        """Take no further frame until ``proceed``: this one takes more than a turn of the loop."""
+        self.held = True
+        self.transport.pause_reading()
+
+    def proceed(self) -> None:
+        """Go on with the next frame."""
+        self.held = False
+        if self.transport.is_closing():
+            return
+        if not self._unread:
+            self.transport.resume_reading()
+        self.attempt(self._parse)
 
     def reply(self, frame: Frame, body: bytes) -> None:
         """Answer a request."""
@@ -149,11 +165,14 @@ class WirePeer(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """The peer does not read its answers: take no more requests from it."""
+        self._unread = True
         self.transport.pause_reading()
 
     def resume_writing(self) -> None:
         """It reads again."""
-        self.transport.resume_reading()
+        self._unread = False
+        if not self.held:
+            self.transport.resume_reading()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._sink is not None:
@@ -165,18 +184,22 @@ class WirePeer(asyncio.BufferedProtocol):
         return self._view[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self._sink is not None:
+            self._sink_at += nbytes
+            if self._sink_at == len(self._sink):
+                self.attempt(self._payload_done)
+        elif self._skip:
+            self._skip -= nbytes
+            if not self._skip:
+                self.attempt(self._payload_done)
+        else:
+            self._end += nbytes
+            self.attempt(self._parse)
+
+    def attempt(self, step: Callable[[], None]) -> None:
+        """Do a step; one that breaks the protocol ends the connection."""
         try:
-            if self._sink is not None:
-                self._sink_at += nbytes
-                if self._sink_at == len(self._sink):
-                    self._payload_done()
-            elif self._skip:
-                self._skip -= nbytes
-                if not self._skip:
-                    self._payload_done()
-            else:
-                self._end += nbytes
-                self._parse()
+            step()
         except KvopsError as error:
             self._sink = None
             self._skip = self._start = self._end = 0
@@ -218,7 +241,7 @@ class WirePeer(asyncio.BufferedProtocol):
                     return
             else:
                 self.frame(head, body)
-            if self.transport.is_closing():
+            if self.held or self.transport.is_closing():
                 return
 
     def _begin_payload(self, head: Frame, body: bytes) -> None:

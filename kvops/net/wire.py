@@ -82,6 +82,8 @@ class Kind(IntEnum):
     READ = 98
     MAP = 100
     LIST = 104
+    REGISTER = 106
+    WRITE_REGISTERED = 108
 
 
 def reply(kind: int) -> int:

@@ -83,15 +83,6 @@ class Allocator:
         self._order: list[int] | None = None  # starts, ascending; kept only while reserving
 
     @property
-    def largest_free_bytes(self) -> int:
-        """
-        A size that can be allocated now; 0 when nothing is free.
-
-        The lower bound of the highest class that has a block: the largest may be up to an eighth larger.
-        """
-        return self._bounds[self._occupied.bit_length() - 1] if self._occupied else 0
-
-    @property
     def used_bytes(self) -> int:
         """What is allocated, padding included."""
         return self.capacity_bytes - self.free_bytes

@@ -15,8 +15,9 @@ from kvops.errors import KvopsError
 from kvops.log import log
 from kvops.store.journal import recover_state, set_aside
 from kvops.store.journal_writer import JournalWriter
-from kvops.store.master_core import JournalEntry, MasterCore
+from kvops.store.master_core import MasterCore
 from kvops.store.model import GENERATION_SEQUENCE_BITS, Trouble
+from kvops.store.outbox import JournalEntry
 from kvops.store.snapshot import Snapshot
 from kvops.store.term import raise_term
 
@@ -99,8 +100,7 @@ class Bookkeeper:
         if journal is None:
             return
         for entry in entries:
-            kind, count, body = entry.encode()
-            journal.append(kind, body, count)
+            journal.append(*entry.encode())
         if self._snapshot is None and journal.wants_snapshot and time.monotonic() >= self._snapshot_after:
             self._snapshot = Snapshot(journal, core)
 

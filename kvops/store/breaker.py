@@ -64,7 +64,6 @@ class Breaker:
         assert 0 < open_ms_first <= open_ms_max, "open times grow"
         self.state = BreakerState.CLOSED
         self.changed_ms = 0  # when ``state`` last changed
-        self.opened_total = 0
         self._rng = rng
         self._failures_to_open = failures_to_open
         self._open_ms_first = open_ms_first
@@ -128,8 +127,6 @@ class Breaker:
         return None if self.state is BreakerState.CLOSED else self._probe_ms
 
     def _open(self, now_ms: int) -> None:
-        if self.state is BreakerState.CLOSED:
-            self.opened_total += 1
         self._become(BreakerState.OPEN, now_ms)
         self._failures = 0
         jitter = self._rng.uniform(1 - OPEN_JITTER, 1 + OPEN_JITTER)
@@ -215,10 +212,6 @@ class GroupBreaker:
         if reporting < REPORT_HOSTS_MIN or reporting * 2 < host_count:
             return False
         return self.trip(now_ms=now_ms)
-
-    def withdraw(self, host: str) -> None:
-        """A host says that the pool serves it again, or has gone."""
-        self._reports.pop(host, None)
 
     def trip(self, *, now_ms: int) -> bool:
         """Open it on the master's own evidence; returns whether it was closed before."""

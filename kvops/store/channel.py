@@ -215,6 +215,7 @@ class StoreChannel:
     def __init__(self, info: StoreInfo, identity: Identity, *, same_memory: bool) -> None:
         self.info = info
         self.same_memory = same_memory  # its segment can be mapped, and its Unix socket reached
+        self.takes_regions = same_memory  # until it fails to: an older version hangs up
         self.breaker = Breaker(rng=random.Random())
         self.mapping: Mapping | None = None
         self.mapping_link: Link | None = None  # closes when the store's process ends

@@ -8,22 +8,16 @@ trouble is an outcome per key. Probes, reports and clean-up run in the pool's ca
 from __future__ import annotations
 
 import os
-import re
-import socket
-import sys
-import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvops.errors import ClosedPool, Unreachable, UsageError, WireError, WrongBuffer
-from kvops.files import default_state_dir, read_secret
+from kvops.errors import ClosedPool, Unreachable, UsageError, WireError
 from kvops.limits import (
     DEADLINE_MS_MAX,
     DIGEST_BYTES,
@@ -37,33 +31,27 @@ from kvops.limits import (
 from kvops.net import wire
 from kvops.net.auth import Hello
 from kvops.net.dial import Target
-from kvops.net.etcd_query import parse_masters
-from kvops.net.link import LinkState, call
+from kvops.net.link import call
 from kvops.net.wire import Kind, decode
 from kvops.store import messages as m
-from kvops.store.breaker import Failure, RetryBudget
+from kvops.store.breaker import RetryBudget
 from kvops.store.caretaker import Caretaker
-from kvops.store.channel import PATIENCE_S, Identity, MasterChannel, StoreChannel, Trouble, now_ms
+from kvops.store.carrier import Carrier
+from kvops.store.channel import Identity, MasterChannel, StoreChannel, Trouble
 from kvops.store.client_core import MISS, Located, PutPlan, ReadPlan, renewed
-from kvops.store.clock import boot_id
-from kvops.store.keys import NAMESPACE_BYTES, NAMESPACE_DEFAULT, index_digests, key_bytes
+from kvops.store.keys import index_digests, key_bytes
+from kvops.store.known_stores import KnownStores
 from kvops.store.messages import RemoveStatus
 from kvops.store.model import LOCATION, Locations, ObjectFlag, Outcome, PutOptions, Reason, StoreInfo, View
 from kvops.store.trail import Trail
 from kvops.transfer import messages as tm
-from kvops.transfer import shm
-from kvops.transfer.engine import Lease, Leased, Until, drive
-from kvops.transfer.model import Job, ReadSlice, SliceState, WriteSlice
-from kvops.transfer.stream import ReadJob, WriteJob
+from kvops.transfer.buffers import readable, writable
+from kvops.transfer.engine import Lease, Leased
+from kvops.transfer.region import Regions
 
-DEADLINE_MS_DEFAULT: Final = 200
-STALLED_S: Final = 0.1  # a store that moved nothing for this long before the deadline is counted as hung
 STAT_KEYS: Final = 1_024  # a request
 END_RESERVE_S: Final = 0.02  # of a put's time is kept for telling the master
-TRANSPORTS: Final = ("shm", "tcp")
 CURSOR_DIGITS_MAX: Final = 15  # of a place in a segment
-NAME_BYTES_MAX: Final = 255  # of a client and its host
-_FIELD_NAMES: Final = re.compile(":[^:]*:")  # in a buffer's format: PEP 3118
 
 
 class Pool:
@@ -82,26 +70,28 @@ class Pool:
         self._identity = identity
         self._namespace = namespace
         self._deadline_ms = deadline_ms
-        self._transports = frozenset(transports)
-        self._between_hosts = frozenset(transports_between_hosts)
+        self._transports, self._between_hosts = tuple(transports), tuple(transports_between_hosts)
         self._addresses = tuple(addresses)
         self._closed = False
+        self._regions = Regions()
         self._trail: Trail | None = None
         self._start()
         _POOLS.add(self)
 
     def _start(self) -> None:
         """Fresh connections and locks: at birth, and in the child of a fork."""
-        self._lock = threading.Lock()
         self._master = MasterChannel(self._addresses, self._identity)
-        self._master.trail = self._trail
-        self._stores: dict[int, StoreChannel] = {}
-        self._epoch = 0
-        self._viewed = 0  # incarnation of the master whose view of the stores we have
+        self._stores = KnownStores(
+            self._identity,
+            transports=self._transports,
+            transports_between_hosts=self._between_hosts,
+        )
         self._retries = RetryBudget()
         self._group_open = False
         self._counts: dict[Reason, int] = dict.fromkeys(Reason, 0)
-        self._caretaker = Caretaker(self._master, self._stores_now, self.refresh, self._group_changed)
+        self._caretaker = Caretaker(self._master, self._stores.now, self.refresh, self._group_changed)
+        self._carrier = Carrier(self._stores, self._caretaker, self._regions)
+        self._leave_trail()
 
     def _after_fork(self) -> None:
         """The parent's connections are the parent's: start anew, under the child's own pid."""
@@ -150,7 +140,7 @@ class Pool:
         deadline = self._begin(deadline_ms)
         if len(keys) != len(buffers):
             raise UsageError(f"{len(keys)} keys and {len(buffers)} buffers", fix="give one buffer a key")
-        views = [_writable(buffer) for buffer in buffers]
+        views = [writable(buffer) for buffer in buffers]
         if not keys:
             return []
         try:
@@ -173,7 +163,7 @@ class Pool:
             beyond it.
         """
         deadline = self._begin(deadline_ms)
-        view = _writable(buffer)
+        view = writable(buffer)
         if offset < 0:
             raise UsageError(f"offset {offset}", fix="count from the object's first byte")
         try:
@@ -217,12 +207,6 @@ class Pool:
 
         return located, Lease(sent + (located.lease_ms - LEASE_MARGIN_MS) / 1_000, renew)
 
-    def _route(self, store_id: int) -> StoreInfo | Reason:
-        channel = self._stores.get(store_id)
-        if channel is None:
-            return Reason.STORE_DOWN
-        return channel.info if channel.usable else Reason.BREAKER_OPEN
-
     def _read(self, plan: ReadPlan, lease: Lease, deadline: float) -> list[Outcome]:
         """Round by round: a replica that fails is followed by the next one while time and budget last."""
         until = Leased(deadline, lease)
@@ -235,88 +219,13 @@ class Pool:
                 break
             if self._trail is not None and plan.retrying:
                 self._trail.retries += plan.pending
-            self._read_groups(plan.next_round(self._route), until)
+            self._carrier.read(plan.next_round(self._carrier.route), until)
             plan.settle()
         if self._trail is not None:
             self._trail.named(plan.places())
             self._trail.read(lease_end_s=lease.end)
         self._count(plan.outcomes)
         return plan.outcomes
-
-    def _read_groups(self, groups: dict[int, list[ReadSlice]], until: Until) -> None:
-        """Start the sockets, copy from mapped memory meanwhile, then wait for the sockets."""
-        if self._trail is not None:
-            self._trail.requests += len(groups)
-        jobs: list[tuple[StoreChannel, Job]] = []
-        mapped: list[tuple[shm.Mapping, list[ReadSlice]]] = []
-        unmapped: list[tuple[StoreChannel, shm.MapJob, list[ReadSlice]]] = []
-        for store_id, slices in groups.items():
-            channel = self._stores.get(store_id)
-            if channel is None:  # another thread has learnt that it is gone
-                _fail(slices)
-                continue
-            mapping = channel.mapping
-            if mapping is not None:
-                mapped.append((mapping, slices))
-                continue
-            try:
-                link = channel.link()
-                if channel.same_memory:
-                    map_job = shm.MapJob(link)
-                    unmapped.append((channel, map_job, slices))
-                    jobs.append((channel, map_job))
-                else:
-                    jobs.append((channel, ReadJob(link, slices)))
-                link.flush()
-            except Unreachable:
-                _fail(slices)
-                self._failed(channel, Failure.REFUSED)
-        for mapping, slices in mapped:
-            shm.read(mapping, slices, until)
-        began = time.monotonic()
-        drive([job for _, job in jobs], until)
-        for channel, map_job, slices in unmapped:
-            if map_job.mapping is None:
-                _fail(slices, SliceState.LATE if until.left(time.monotonic()) <= 0 else SliceState.FAILED)
-                continue
-            shm.read(map_job.mapping, slices, until)
-            channel.adopt(map_job.mapping, map_job.link)
-            self._caretaker.wake()
-        for channel, job in jobs:
-            if isinstance(job, ReadJob):
-                self._judge(channel, groups[channel.info.id], job, began, until)
-            elif job.link.state is not LinkState.READY:
-                late = until.left(time.monotonic()) <= 0
-                if not late or until.deadline - began >= PATIENCE_S:
-                    self._failed(channel, Failure.TIMEOUT if late else Failure.REFUSED)
-
-    def _judge(
-        self,
-        channel: StoreChannel,
-        slices: Iterable[ReadSlice | WriteSlice],
-        job: ReadJob | WriteJob,
-        began: float,
-        until: Until,
-    ) -> None:
-        """Tell the store's breaker how it went; keep the link if it is in order."""
-        states = {piece.state for piece in slices}
-        if SliceState.FAILED in states:
-            self._failed(channel, Failure.REFUSED)
-        elif SliceState.LATE in states:
-            now = time.monotonic()
-            stalled = now - max(job.progress_at, began) >= min(STALLED_S, (now - began) / 2)
-            if stalled and until.deadline - began >= PATIENCE_S:
-                self._failed(channel, Failure.TIMEOUT)
-        else:
-            channel.breaker.record(None, now_ms=now_ms())
-        channel.put_back(job.link)
-
-    def _failed(self, channel: StoreChannel, failure: Failure) -> None:
-        channel.breaker.record(failure, now_ms=now_ms())
-        if not channel.usable:
-            self._caretaker.report(
-                channel.info.id, Reason.TIMEOUT if failure is Failure.TIMEOUT else Reason.STORE_DOWN
-            )
 
     def batch_exists(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> list[bool]:
         """Whether each key is readable now; takes no lease and touches nothing. False without a master."""
@@ -398,13 +307,29 @@ class Pool:
         if not len(keys) == len(buffers) == len(depths if depths is not None else keys):
             raise UsageError("keys, buffers and depths differ in number", fix="give one of each a key")
         texts = [key_bytes(key) for key in keys]
-        views = [_readable(buffer) for buffer in buffers]
+        views = [readable(buffer) for buffer in buffers]
         outcomes: list[Outcome] = []
         for at in range(0, len(keys), PUTS_PER_FRAME_MAX):
             part = slice(at, at + PUTS_PER_FRAME_MAX)
             some = depths[part] if depths is not None else None
             outcomes += self._put(keys[part], texts[part], views[part], deadline, options, some)
         return outcomes
+
+    def allocate(self, size_bytes: int) -> memoryview:
+        """
+        Memory from which stores on this host copy by themselves: a put from it sends no payload.
+
+        Reads into it are as fast as into any other. It is all zeros, takes pages when it is touched, and belongs to
+        this pool: after ``close`` it can be used on, and written from by the socket.
+
+        Args:
+            size_bytes: 1 to ``REGION_BYTES_MAX``; a few large regions, not one an object.
+
+        Raises:
+            Refused: The kernel gives none.
+        """
+        self._begin(None)
+        return self._regions.allocate(size_bytes)
 
     def put_part(
         self,
@@ -433,7 +358,7 @@ class Pool:
             STORED: this range is in place, and if it was the last one the object is readable.
         """
         deadline = self._begin(deadline_ms)
-        view = _readable(buffer)
+        view = readable(buffer)
         end = offset + len(view)
         aligned = offset % PART_CHUNK_BYTES == 0 and (end % PART_CHUNK_BYTES == 0 or end == total_size)
         if not (aligned and 0 <= offset < end <= total_size <= OBJECT_BYTES_MAX):
@@ -476,8 +401,8 @@ class Pool:
         except Trouble as trouble:
             return self._all(len(plan.outcomes), trouble.reason)
         if self._trail is not None:
-            self._trail.named(plan.places(self._route))
-        self._write_groups(plan.groups(self._route), deadline - END_RESERVE_S)
+            self._trail.named(plan.places(self._carrier.route))
+        self._carrier.write(plan.groups(self._carrier.route), deadline - END_RESERVE_S)
         rows = plan.end_body()
         if rows:
             try:
@@ -487,26 +412,6 @@ class Pool:
                 self._caretaker.revoke(rows)
         self._count(plan.outcomes)
         return plan.outcomes
-
-    def _write_groups(self, groups: dict[int, list[WriteSlice]], deadline: float) -> None:
-        if self._trail is not None:
-            self._trail.requests += len(groups)
-        jobs: list[tuple[StoreChannel, WriteJob]] = []
-        for store_id, slices in groups.items():
-            channel = self._stores.get(store_id)
-            if channel is None:  # another thread has learnt that it is gone
-                _fail(slices)
-                continue
-            try:
-                jobs.append((channel, WriteJob(channel.link(), slices)))
-            except Unreachable:
-                _fail(slices)
-                self._failed(channel, Failure.REFUSED)
-        began = time.monotonic()
-        until = Until(deadline)
-        drive([job for _, job in jobs], until)
-        for channel, job in jobs:
-            self._judge(channel, groups[channel.info.id], job, began, until)
 
     def remove(self, key: str, *, deadline_ms: int | None = None) -> Outcome:
         """
@@ -540,7 +445,7 @@ class Pool:
         generation, offset, size, store, flags = row["location"].tolist()
         if not store:
             return None
-        if store not in self._stores:
+        if self._stores.get(store) is None:
             self.refresh(deadline)
         channel = self._stores.get(store)
         return {
@@ -607,7 +512,7 @@ class Pool:
         if prefix:
             key_bytes(prefix)
         self.refresh(deadline, must=True)
-        channels = sorted(self._stores_now(), key=lambda channel: channel.info.name)
+        channels = sorted(self._stores.now(), key=lambda channel: channel.info.name)
         if store is not None:
             names = ", ".join(channel.info.name for channel in channels) or "none"
             channels = [channel for channel in channels if channel.info.name == store]
@@ -657,7 +562,7 @@ class Pool:
             Unreachable: The master did not answer in time.
         """
         self.refresh(self._begin(deadline_ms), must=True)
-        return [channel.info for channel in self._stores_now()]
+        return [channel.info for channel in self._stores.now()]
 
     def health(self) -> dict[str, Any]:
         """What this client knows, without asking anybody: breakers, stores, what became of its keys."""
@@ -676,14 +581,18 @@ class Pool:
                     "transport": "shm" if channel.same_memory else "tcp",
                     "mapped": channel.mapping is not None,
                 }
-                for channel in self._stores_now()
+                for channel in self._stores.now()
             ],
             "outcomes": {reason.value: count for reason, count in self._counts.items() if count},
         }
 
     def follow(self, trail: Trail | None) -> None:
         """Leave a trail of every call from now on, for whoever checks what the pool promises; None ends it."""
-        self._trail = self._master.trail = trail
+        self._trail = trail
+        self._leave_trail()
+
+    def _leave_trail(self) -> None:
+        self._master.trail = self._carrier.trail = self._trail
 
     def _group_changed(self, is_open: bool) -> None:
         """The caretaker has asked how the group's breaker is."""
@@ -696,10 +605,10 @@ class Pool:
         Raises:
             Trouble: Another master gave the answer, and its view could not be had: its ids mean nothing to us.
         """
-        if self._master.incarnation != self._viewed:
+        if not self._stores.are_of(self._master.incarnation):
             if not self.refresh(deadline):
                 raise Trouble(Reason.TIMEOUT)
-        elif epoch != self._epoch and not store_ids <= {0, *self._stores}:
+        elif not self._stores.know(store_ids, epoch=epoch):
             self.refresh(deadline)
 
     def refresh(self, deadline: float, *, must: bool = False) -> bool:
@@ -729,39 +638,8 @@ class Pool:
                     fix="upgrade one side: neighbouring versions work together",
                 ) from error
             return False
-        self._take(view, incarnation)
+        self._stores.take(view, incarnation=incarnation)
         return True
-
-    def _take(self, view: View, incarnation: int) -> None:
-        with self._lock:
-            self._viewed = incarnation
-            known = {info.id for info in view.stores}
-            for store_id in [i for i in self._stores if i not in known]:
-                self._stores.pop(store_id).close()
-            for info in view.stores:
-                channel = self._stores.get(info.id)
-                if channel is None or channel.info.incarnation != info.incarnation:
-                    if channel is not None:
-                        channel.close()
-                    self._stores[info.id] = StoreChannel(info, self._identity, same_memory=self._shares(info))
-                else:
-                    channel.info = info
-            self._epoch = view.epoch
-
-    def _shares(self, info: StoreInfo) -> bool:
-        """Whether a store's memory can be mapped here: the same machine, and nobody forbids it."""
-        hello = self._identity.hello
-        allowed = self._transports if info.host == hello.host else self._transports & self._between_hosts
-        return (
-            "shm" in allowed
-            and "shm" in info.transports
-            and info.boot_id == hello.boot_id
-            and os.path.exists(info.unix_path)  # noqa: PTH110  another mount namespace cannot reach it
-        )
-
-    def _stores_now(self) -> list[StoreChannel]:
-        with self._lock:
-            return list(self._stores.values())
 
     # Plumbing.
 
@@ -772,7 +650,7 @@ class Pool:
             self._trail.begin()
         ms: float = self._deadline_ms if deadline_ms is None else deadline_ms
         if not 0 <= ms <= DEADLINE_MS_MAX:
-            ms = _bounded(ms)
+            ms = bounded_ms(ms)
         return time.monotonic() + ms / 1_000
 
     def _digests(self, keys: Sequence[str]) -> bytes:
@@ -812,8 +690,8 @@ class Pool:
         self._closed = True
         self._caretaker.close()
         self._master.close()
-        for channel in self._stores_now():
-            channel.close()
+        self._stores.close()
+        self._regions.close()
 
     def __enter__(self) -> Self:
         return self
@@ -835,94 +713,7 @@ def _reconnect_in_child() -> None:
 os.register_at_fork(after_in_child=_reconnect_in_child)
 
 
-def connect(
-    masters: str | Sequence[str],
-    *,
-    deadline_ms: int = DEADLINE_MS_DEFAULT,
-    secret_file: str | Path | None = None,
-    group: str = "local",
-    namespace: bytes = NAMESPACE_DEFAULT,
-    host: str | None = None,
-    numa_node: int = 0,
-    name: str | None = None,
-    transports: Sequence[str] = TRANSPORTS,
-    transports_between_hosts: Sequence[str] | None = None,
-) -> Pool:
-    """
-    A pool's client; returns at once, with or without a master.
-
-    Args:
-        masters: ``host:port``, the path of a Unix socket, ``etcd://host:port,host:port/group``, or a list of such.
-        deadline_ms: Of calls that name none.
-        secret_file: The group's secret; by default that of the local group of that name.
-        group: Name of the group; a master of another one refuses.
-        namespace: From ``kvops.store.keys.namespace_digest``: what must agree before pages may be shared.
-        host: Logical host of this engine; placement and failure domains go by it. The machine's by default.
-        numa_node: Of this engine's memory.
-        name: Of this client, for ``kvops status``.
-        transports: Allowed ones of shm and tcp.
-        transports_between_hosts: Allowed ones towards stores of another logical host; all of them by default.
-
-    Raises:
-        UsageError: An address or a transport is none; ConfigError when there is no secret.
-    """
-    listed = [masters] if isinstance(masters, str) else list(masters)
-    if not listed:
-        raise UsageError("no master's address", fix="give host:port")
-    for transport in (*transports, *(transports_between_hosts or ())):
-        if transport not in TRANSPORTS:
-            raise UsageError(f"no transport {transport!r}", fix=f"choose from {', '.join(TRANSPORTS)}")
-    if not transports:
-        raise UsageError("no transport is allowed", fix=f"choose from {', '.join(TRANSPORTS)}")
-    if len(namespace) != NAMESPACE_BYTES:
-        raise UsageError(f"a namespace of {len(namespace)} B", fix="pass what namespace_digest() returned")
-    if numa_node < 0:
-        raise UsageError(f"NUMA node {numa_node}", fix="count from 0")
-    addresses = parse_masters(listed)
-    secret = read_secret(Path(secret_file) if secret_file is not None else local_secret(group))
-    hello = Hello(
-        role="client",
-        group=group,
-        name=_name("name", name) if name else _program(),
-        host=_name("host", host or socket.gethostname()),
-        numa_node=numa_node,
-        pid=os.getpid(),
-        boot_id=boot_id(),
-        nonce=os.urandom(16),
-    )
-    return Pool(
-        addresses,
-        Identity(hello=hello, secret=secret),
-        namespace=namespace,
-        deadline_ms=_bounded(deadline_ms),
-        transports=transports,
-        transports_between_hosts=transports if transports_between_hosts is None else transports_between_hosts,
-    )
-
-
-def _name(what: str, text: str) -> str:
-    """A name that fits the handshake."""
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError:
-        raise UsageError(f"the {what} {text!r} cannot be written as UTF-8", fix="choose another") from None
-    if size > NAME_BYTES_MAX:
-        raise UsageError(f"a {what} of {size} B", fix=f"at most {NAME_BYTES_MAX}")
-    return text
-
-
-def _program() -> str:
-    """What the running program is called, whatever bytes that is made of."""
-    name = Path(sys.argv[0] if sys.argv else "").name or "python"
-    return name.encode("utf-8", "replace")[:NAME_BYTES_MAX].decode("utf-8", "ignore")
-
-
-def local_secret(group: str) -> Path:
-    """Where ``kvops start`` keeps the secret of a local group."""
-    return default_state_dir() / "groups" / group / "secret"
-
-
-def _bounded(deadline_ms: float) -> float:
+def bounded_ms(deadline_ms: float) -> float:
     """A deadline that poll(2) can wait for: none that is over already is further in the past than others."""
     if deadline_ms != deadline_ms:
         raise UsageError("a deadline that is no number", fix="pass milliseconds")
@@ -940,38 +731,3 @@ def _place_of(cursor: str) -> tuple[str, int]:
 
 def _frames(data: bytes, size: int) -> list[bytes]:
     return [data] if len(data) <= size else [data[at : at + size] for at in range(0, len(data), size)]
-
-
-def _fail(slices: Iterable[ReadSlice | WriteSlice], state: SliceState = SliceState.FAILED) -> None:
-    for piece in slices:
-        piece.state = state
-
-
-def _writable(buffer: Any) -> memoryview:
-    view = _bytes_of(buffer)
-    if view.readonly:
-        raise WrongBuffer(
-            "a buffer to read into cannot be written", fix="give a bytearray, numpy array or mmap"
-        )
-    return view
-
-
-def _readable(buffer: Any) -> memoryview:
-    view = _bytes_of(buffer)
-    if not 0 < len(view) <= OBJECT_BYTES_MAX:
-        raise WrongBuffer(f"an object of {len(view)} B", fix=f"objects have 1 to {OBJECT_BYTES_MAX} B")
-    return view
-
-
-def _bytes_of(buffer: Any) -> memoryview:
-    try:
-        view = memoryview(buffer)
-        if view.format == "B" and view.ndim == 1 and view.c_contiguous:
-            return view
-        if "O" in _FIELD_NAMES.sub("", view.format):
-            raise WrongBuffer("a buffer of Python objects", fix="give an array of numbers")
-        return view.cast("B")
-    except (TypeError, ValueError, BufferError) as error:
-        raise WrongBuffer(
-            f"not a contiguous buffer: {error}", fix="give bytes, a numpy array or a memoryview"
-        ) from error

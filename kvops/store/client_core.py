@@ -230,19 +230,22 @@ class _Grant:
     index: int
     slices: list[WriteSlice] = field(default_factory=list)
     stores: list[str | None] = field(default_factory=list)
+    written: int = 0  # bit i: replica i is whole, as far as this writer can tell
 
-    @property
-    def written(self) -> int:
-        """Bit i: replica i is whole, as far as this writer can tell."""
-        return sum(1 << i for i, piece in enumerate(self.slices) if piece.state is SliceState.DONE)
+    def settle(self) -> None:
+        """All slices have ended."""
+        self.written = sum([1 << i for i, s in enumerate(self.slices) if s.state is SliceState.DONE])
 
     @property
     def stored(self) -> Outcome:
         """What a caller hears of an object of which something was written: the first such store, and how many."""
-        written = self.written
-        first = (written & -written).bit_length() - 1
+        first = (self.written & -self.written).bit_length() - 1
         return Outcome(
-            True, Reason.STORED, len(self.slices[0].data), self.stores[first], replicas=written.bit_count()
+            True,
+            Reason.STORED,
+            len(self.slices[0].data),
+            self.stores[first],
+            replicas=self.written.bit_count(),
         )
 
 
@@ -379,6 +382,7 @@ class PutPlan:
         self._ends = []
         for grant in self._grants:
             first = grant.slices[0]
+            grant.settle()
             if grant.written and first.flags & ObjectFlag.PARTS and not first.sealed:
                 self.outcomes[grant.index] = (
                     grant.stored

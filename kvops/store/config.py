@@ -13,6 +13,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from kvops.addresses import split_address
 from kvops.errors import UsageError
 from kvops.files import dump_yaml, load_yaml, parse_yaml, read_secret, write_private, write_yaml
 from kvops.limits import ETCD_TTL_S_MAX, MIB
@@ -27,7 +28,6 @@ __all__ = [
     "load_yaml",
     "parse_yaml",
     "read_secret",
-    "split_address",
     "write_private",
     "write_yaml",
 ]
@@ -57,25 +57,6 @@ def read_password(path: str) -> str:
         raise UsageError(
             f"the password in {path} cannot be read: {error}", fix="see its mode and content"
         ) from None
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """
-    Host and port of ``host:port``, ``[v6]:port``; port 0 asks the kernel for a free one.
-
-    Raises:
-        UsageError: The text is not an address.
-    """
-    host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        colon = ""  # a bare IPv6 address: where its port begins cannot be told
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise UsageError(
-            f"{text!r} is not an address", fix="write host:port, such as 127.0.0.1:7800 or [::1]:7800"
-        )
-    return host, int(port)
 
 
 class _ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

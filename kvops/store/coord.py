@@ -20,6 +20,7 @@ import etcd3
 import grpc
 import msgspec
 
+from kvops.addresses import split_address
 from kvops.errors import AuthFailed, ConfigError, KvopsError, Refused, Unreachable
 from kvops.limits import DEADLINE_MS_MAX
 from kvops.log import log
@@ -114,11 +115,11 @@ class GroupKeys:
         ]
         endpoints = []
         for endpoint in addresses:
-            host, _, port = endpoint.rpartition(":")
+            host, port = split_address(endpoint)
             endpoints.append(
                 etcd3.Endpoint(
                     host,
-                    int(port),
+                    port,
                     secure=credentials is not None,
                     creds=credentials,
                     time_retry=RETRY_S,

@@ -1,5 +1,5 @@
 """
-Holds on stores, and the sweeps that follow: how a store is taken out of use and its metadata is forgotten.
+Holds on stores: how an operator takes a store out of use, and has its objects forgotten.
 
 ::
 
@@ -16,249 +16,34 @@ Holds on stores, and the sweeps that follow: how a store is taken out of use and
 ``undrain`` may come at any time. What the sweep has not reached yet lies unchanged in the store's memory and is
 readable again at once: nothing was written or freed there meanwhile, and a key that was put again elsewhere has
 lost its old entry with that put. Puts that were revoked stay so.
-
-A store that was lost, or that came back without objects the journal had, is swept by the same walk.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from kvops.errors import Refused, UsageError
+from kvops.store.horizon import LeaseHorizon
 from kvops.store.model import (
     Hold,
     HoldInfo,
     HoldKind,
     HoldReply,
     HoldState,
-    Slots,
     StopCheck,
     StoreState,
 )
-from kvops.store.objects import Objects
-from kvops.store.puts import Put, PutTable
+from kvops.store.outbox import Outbox
+from kvops.store.store_states import StoreStates
 from kvops.store.stores import SERVING, Store, StoreTable
+from kvops.store.sweep import Cause, Stage, Sweep, Sweeper
 
-SWEEP_OBJECTS: Final = 128  # a slice; each is dropped by itself, about 3 µs
-SWEEP_SLOTS: Final = 4_096  # … looked at
-COUNT_SLOTS: Final = 16_384
-REVOKE_PUTS: Final = 64
-BUSY_INTERVAL_MS: Final = 15  # between slices while requests come: well under 1 % of them meet one
 TARGETS_MAX: Final = 4_096  # of one request
 TEXT_MAX: Final = 1_024  # of a reason or an owner
-
-
-class Stage(Enum):
-    """How far a sweep has come."""
-
-    LEASES = "leases"
-    SWEEP = "sweep"
-    COUNT = "count"
-    DONE = "done"
-
-
-class Cause(Enum):
-    """Why a store is swept."""
-
-    LOST = "lost"  # its memory is gone
-    UNANNOUNCED = "unannounced"  # the journal knew objects that its node does not hold
-    DRAIN = "drain"
-
-
-@dataclass(slots=True, eq=False)
-class Sweep:
-    """One walk over the index for one store."""
-
-    store: Store
-    cause: Cause
-    not_before_ms: int = 0
-    stage: Stage = Stage.SWEEP
-    at: int = 1  # the next slot
-    found: int = 0  # by the count so far
-    swept: int = 0
-    left: int = -1  # by the last whole count
-    objects_at_call: int = 0
-    bytes_at_call: int = 0
-    puts: list[Put] | None = None  # to look through for those to revoke; None: not listed yet
-
-    @property
-    def gives_back(self) -> bool:
-        """Whether the memory of what is swept comes back to the store's allocator, which has it as taken."""
-        return self.cause is Cause.DRAIN or (self.cause is Cause.UNANNOUNCED and self.store.trusted)
-
-
-class Sweeper:
-    """
-    Sweeps under way, a slice at a time.
-
-    Args:
-        objects: The index and what stands beside it.
-        stores: The store table.
-        puts: Puts under way.
-        drop: Takes objects that lie on one store alone out of the index, and has their memory cleared: store,
-            slots, now_ms.
-        unindex: Takes objects out of the index whose memory is gone.
-        unplace: Forgets one of an object's replicas: store, slot.
-        release: Has one replica's memory cleared: store, slot, now_ms.
-        revoke: Takes one store's replica from a put: put, store, now_ms.
-        done: Told when a sweep has ended.
-        requests: How many clients' requests there have been: sweeps go slowly while there are more.
-    """
-
-    def __init__(
-        self,
-        objects: Objects,
-        stores: StoreTable,
-        puts: PutTable,
-        *,
-        drop: Callable[[Store, Slots, int], None],
-        unindex: Callable[[Slots], object],
-        unplace: Callable[[Store, int], None],
-        release: Callable[[Store, int, int], None],
-        revoke: Callable[[Put, Store, int], None],
-        done: Callable[[Sweep, int], None],
-        requests: Callable[[], int],
-    ) -> None:
-        self.swept_total = 0
-        self._objects, self._stores, self._puts = objects, stores, puts
-        self._drop, self._unindex, self._release = drop, unindex, release
-        self._unplace = unplace
-        self._revoke, self._done, self._requests = revoke, done, requests
-        self._active: deque[Sweep] = deque()
-        self._waiting: list[Sweep] = []  # for leases, or for an announcement
-        self._last_ms = -BUSY_INTERVAL_MS
-        self._asked = -1
-
-    def begin(self, sweep: Sweep) -> None:
-        """Enter a sweep; one that the same store had for another cause ends, unless it is an announcement's."""
-        if sweep.cause is not Cause.UNANNOUNCED:
-            self.cancel(sweep.store, keep_announcement=sweep.cause is Cause.DRAIN)
-        if sweep.cause is Cause.DRAIN:
-            sweep.stage = Stage.LEASES
-            self._waiting.append(sweep)
-        else:
-            self._active.append(sweep)
-
-    def cancel(self, store: Store, *, keep_announcement: bool = True) -> None:
-        """End a store's sweeps where they are."""
-
-        def kept(sweep: Sweep) -> bool:
-            announcement = keep_announcement and sweep.cause is Cause.UNANNOUNCED
-            return sweep.store is not store or announcement
-
-        self._active = deque(filter(kept, self._active))
-        self._waiting = list(filter(kept, self._waiting))
-
-    @property
-    def busy(self) -> bool:
-        """Whether any sweep has slices to do now."""
-        return bool(self._active) or any(sweep.puts != [] for sweep in self._waiting)
-
-    def due(self, now_ms: int) -> bool:
-        """Whether a slice should be done now."""
-        if not (self._active or self._waiting):
-            return False
-        if not (self.busy or any(self._may_sweep(sweep, now_ms) for sweep in self._waiting)):
-            return False
-        return self._requests() == self._asked or now_ms - self._last_ms >= BUSY_INTERVAL_MS
-
-    @staticmethod
-    def _may_sweep(sweep: Sweep, now_ms: int) -> bool:
-        store = sweep.store
-        return now_ms >= sweep.not_before_ms and not store.announcing and store.announced is None
-
-    def step(self, *, now_ms: int) -> None:
-        """One slice, if it is time for one."""
-        if not self.due(now_ms):
-            return
-        self._last_ms, self._asked = now_ms, self._requests()
-        for sweep in [one for one in self._waiting if one.puts != []]:
-            self._revoke_some(sweep, now_ms)
-            return
-        ripe = [one for one in self._waiting if self._may_sweep(one, now_ms)]
-        for sweep in ripe:
-            sweep.stage = Stage.SWEEP
-            sweep.objects_at_call = sweep.objects_at_call or sweep.store.objects  # after a master's restart
-            self._waiting.remove(sweep)
-            self._active.append(sweep)
-        if not self._active:
-            return
-        sweep = self._active.popleft()
-        over = self._sweep_some(sweep, now_ms) if sweep.stage is Stage.SWEEP else self._count_some(sweep)
-        if not over:
-            self._active.append(sweep)
-            return
-        sweep.stage = Stage.DONE
-        self._done(sweep, now_ms)
-
-    def _revoke_some(self, sweep: Sweep, now_ms: int) -> None:
-        if sweep.puts is None:
-            sweep.puts = list(self._puts)
-        for put in sweep.puts[-REVOKE_PUTS:]:
-            if self._puts.get(put.digest) is put:
-                self._revoke(put, sweep.store, now_ms)
-        del sweep.puts[-REVOKE_PUTS:]
-
-    def _sweep_some(self, sweep: Sweep, now_ms: int) -> bool:
-        """Forget some of a store's objects; whether the whole sweep is over."""
-        store = sweep.store
-        slots, stop = self._objects.on_store(store.id, sweep.at, SWEEP_SLOTS)
-        if sweep.cause is Cause.UNANNOUNCED and store.announced is not None:
-            slots = slots[~store.announced[slots]]
-        if len(slots) > SWEEP_OBJECTS:
-            slots = slots[:SWEEP_OBJECTS]
-            stop = int(slots[-1]) + 1
-        last: NDArray[np.bool_] = ~self._objects.replicated(slots)  # of each, nothing lies elsewhere
-        for at in np.flatnonzero(~last).tolist():
-            slot = int(slots[at])
-            places = self._objects.places(slot)
-            if not any(place[0] == store.id for place in places):
-                slots[at] = 0
-            elif all(place[0] == store.id for place in places):
-                last[at] = True
-            else:
-                if sweep.gives_back:
-                    self._release(store, slot, now_ms)
-                self._unplace(store, slot)
-        dead = slots[last & (slots != 0)]
-        if len(dead):
-            if sweep.gives_back:
-                self._drop(store, dead, now_ms)
-            else:
-                self._unindex(dead)  # no memory comes back: it is lost, or given anew
-            self.swept_total += len(dead)
-        sweep.swept += int(np.count_nonzero(slots))
-        sweep.at = stop
-        if stop < self._objects.index.slots_used:
-            return False
-        if sweep.cause is Cause.UNANNOUNCED:
-            return True
-        sweep.stage, sweep.at, sweep.found = Stage.COUNT, 1, 0
-        return False
-
-    def _count_some(self, sweep: Sweep) -> bool:
-        """Count what still lies on the store; whether it was counted to the end and nothing does."""
-        slots, stop = self._objects.on_store(sweep.store.id, sweep.at, COUNT_SLOTS)
-        replicated = self._objects.replicated(slots)
-        sweep.found += len(slots) - int(np.count_nonzero(replicated))
-        for slot in slots[replicated].tolist():
-            sweep.found += any(place[0] == sweep.store.id for place in self._objects.places(slot))
-        sweep.at = stop
-        if stop < self._objects.index.slots_used:
-            return False
-        sweep.left = sweep.found
-        if sweep.left:
-            sweep.stage, sweep.at = Stage.SWEEP, 1
-            return False
-        return True
 
 
 @dataclass(slots=True)
@@ -281,25 +66,21 @@ class Holds:
     Args:
         stores: The store table.
         sweeper: Empties what is drained.
-        remember: Puts holds into the journal, as one entry.
-        settle: Gives a store the state that follows from its hold and its life: store, now_ms.
-        leases_end_ms: When the last lease that may have been granted until now ends: now_ms.
-        event: Notes a change: now_ms, event, subject, detail.
+        states: Let stores follow their holds.
+        horizon: When the last lease ends that may have been granted until now.
+        outbox: Where the journal's entries and events go.
     """
 
     def __init__(
         self,
         stores: StoreTable,
         sweeper: Sweeper,
-        *,
-        remember: Callable[[list[Hold]], None],
-        settle: Callable[[Store, int], None],
-        leases_end_ms: Callable[[int], int],
-        event: Callable[..., None],
+        states: StoreStates,
+        horizon: LeaseHorizon,
+        outbox: Outbox,
     ) -> None:
-        self._stores, self._sweeper = stores, sweeper
-        self._remember, self._settle = remember, settle
-        self._leases_end_ms, self._event = leases_end_ms, event
+        self._stores, self._sweeper, self._states = stores, sweeper, states
+        self._horizon, self._outbox = horizon, outbox
         self._by_target: dict[str, Hold] = {}
         self._progress: dict[str, _Progress] = {}
         self._last: Hold | None = None  # with the highest number, even if it was lifted
@@ -469,14 +250,14 @@ class Holds:
         if changed and not dry_run:
             for hold in changed:
                 self._enter(hold)
-            self._remember(changed)
+            self._outbox.remember_holds(changed)
             for hold in changed:
                 progress = self._progress[hold.target]
                 stores = targets[hold.target][1]
                 progress.objects_at_call = sum(store.objects for store in stores)
                 progress.bytes_at_call = sum(map(_used_bytes, stores))
                 verb = "cordoned" if hold.kind is HoldKind.CORDON else "drained"
-                self._event(
+                self._outbox.event(
                     now_ms, f"hold.{verb}", hold.target, number=hold.number, reason=reason, owner=owner
                 )
                 for store in stores:
@@ -528,9 +309,9 @@ class Holds:
             stores = [store for hold in lifted.values() for store in self._mounted(hold)]
             for hold in ended:
                 self._enter(hold)
-            self._remember(ended)
+            self._outbox.remember_holds(ended)
             for hold in ended:
-                self._event(now_ms, "hold.lifted", hold.target, number=hold.number, owner=owner)
+                self._outbox.event(now_ms, "hold.lifted", hold.target, number=hold.number, owner=owner)
             for store in stores:
                 self._apply(store, now_ms)
             rows = [msgspec.structs.replace(row, state=HoldState.LIFTED) for row in rows]
@@ -641,7 +422,7 @@ class Holds:
 
     def _would(self, hold: Hold, now_ms: int) -> HoldInfo:
         info = self.info(hold, now_ms=now_ms)
-        return msgspec.structs.replace(info, leases_left_ms=max(0, self._leases_end_ms(now_ms) - now_ms))
+        return msgspec.structs.replace(info, leases_left_ms=max(0, self._horizon.end_ms(now_ms) - now_ms))
 
     # Migration: done by the stores themselves, which ask for a new place object by object.
 
@@ -700,7 +481,9 @@ class Holds:
     def swept(self, sweep: Sweep, *, now_ms: int) -> None:
         """A sweep has ended."""
         if sweep.cause is Cause.DRAIN:
-            self._event(now_ms, "store.drained", sweep.store.mount.name, swept=sweep.swept, left=sweep.left)
+            self._outbox.event(
+                now_ms, "store.drained", sweep.store.mount.name, swept=sweep.swept, left=sweep.left
+            )
             self._advance(now_ms)
 
     def _apply(self, store: Store, now_ms: int) -> None:
@@ -712,12 +495,12 @@ class Holds:
             return
         was, store.held = store.held, held
         self._stores.epoch += 1  # orders of placement follow it
-        self._settle(store, now_ms)
+        self._states.settle(store, now_ms=now_ms)
         if held is HoldKind.DRAIN:
             sweep = Sweep(
                 store,
                 Cause.DRAIN,
-                not_before_ms=self._leases_end_ms(now_ms),
+                not_before_ms=self._horizon.end_ms(now_ms),
                 objects_at_call=store.objects,
                 bytes_at_call=_used_bytes(store),
             )
@@ -756,8 +539,8 @@ class Holds:
     def _move(self, hold: Hold, state: HoldState, now_ms: int) -> None:
         moved = msgspec.structs.replace(hold, state=state)
         self._enter(moved)
-        self._remember([moved])
-        self._event(now_ms, f"hold.{state}", hold.target, number=hold.number, reason=hold.reason)
+        self._outbox.remember_holds([moved])
+        self._outbox.event(now_ms, f"hold.{state}", hold.target, number=hold.number, reason=hold.reason)
 
 
 def _used_bytes(store: Store) -> int:

@@ -20,7 +20,8 @@ from kvops.net.link import Address, Link, establish
 from kvops.net.wire import Frame, Kind, decode
 from kvops.store import messages as m
 from kvops.store.clock import boot_ms
-from kvops.store.master_core import JournalEntry, MasterCore
+from kvops.store.master_core import MasterCore
+from kvops.store.outbox import JournalEntry
 from kvops.store.replication import ACK, unpack_entries
 from kvops.store.standby import Standby
 

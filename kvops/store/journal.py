@@ -51,12 +51,11 @@ BODY_BYTES_MAX: Final = 8 * MIB
 
 
 class Kind(IntEnum):
-    """What a batch holds. Numbers are never reused."""
+    """What a batch holds. Numbers are never reused; 4 is none of them."""
 
     COMPLETE = 1  # rows of COMPLETE_ROW: objects that are readable from now on
     GONE = 2  # rows of GONE_ROW: objects that are not any more
     STORE = 3  # a StoreInfo: mounted, or changed; with state "gone" all its objects are gone
-    NOTE = 4  # a map of whatever else must survive
     OVERRUN = 5  # batches before this one are missing: the disk was too slow, or failed
     SNAPSHOT_END = 6  # a SnapshotEnd: a snapshot without it is not whole
     EXPIRES = 7  # rows of EXPIRES_ROW: until when those objects are readable that have a TTL
@@ -105,10 +104,6 @@ class Batch:
     def store(self) -> StoreInfo:
         """The store of STORE."""
         return msgspec.msgpack.decode(self.body, type=StoreInfo)
-
-    def note(self) -> dict[str, Any]:
-        """The map of NOTE."""
-        return msgspec.msgpack.decode(self.body, type=dict[str, Any])
 
     def holds(self) -> list[Hold]:
         """The holds of HOLDS."""
@@ -291,7 +286,6 @@ class Recovery:
     """COMPLETE_ROW, one for every object that is readable (one for each replica)."""
     stores: dict[int, StoreInfo] = field(default_factory=dict)
     """The last that was said of each mounted store, by id. Objects of others are in ``rows`` no more."""
-    notes: list[dict[str, Any]] = field(default_factory=list)
     holds: dict[str, Hold] = field(default_factory=dict)
     """The last that was said of each target, lifted holds included: their numbers are not given again."""
     expires: dict[int, int] = field(default_factory=dict)
@@ -316,7 +310,6 @@ def recover_state(directory: Path) -> Recovery:
     gone: list[bytes] = []
     expires: dict[int, int] = {}
     stores: dict[int, StoreInfo] = {}
-    notes: list[dict[str, Any]] = []
     holds: dict[str, Hold] = {}
     less: set[tuple[int, int]] = set()  # generation and store of replicas that are gone
     count = 0  # of COMPLETE rows
@@ -339,8 +332,6 @@ def recover_state(directory: Path) -> Recovery:
                 if store.state == "gone" or stores.get(store.id, store).incarnation != store.incarnation:
                     ends[store.id] = count  # its memory went with it; the id may be given again
                 stores[store.id] = store
-            elif batch.kind == Kind.NOTE:
-                notes.append(batch.note())
             elif batch.kind == Kind.HOLDS:
                 holds.update({hold.target: hold for hold in batch.holds()})
             elif batch.kind == Kind.OVERRUN:
@@ -375,7 +366,6 @@ def recover_state(directory: Path) -> Recovery:
     return Recovery(
         rows,
         stores=mounted,
-        notes=notes,
         holds=holds,
         expires=expires,
         next_sequence=next_sequence,

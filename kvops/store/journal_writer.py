@@ -11,7 +11,7 @@ import fcntl
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,9 +24,7 @@ from kvops.limits import MIB
 from kvops.store.journal import (
     BODY_BYTES_MAX,
     HEADER_BYTES,
-    ROWS,
     Kind,
-    Rows,
     SnapshotEnd,
     encode_header,
     recover_state,
@@ -34,7 +32,6 @@ from kvops.store.journal import (
     snapshots,
     unwritable,
 )
-from kvops.store.model import Hold, StoreInfo
 from kvops.store.term import sync_directory
 
 SEGMENT_BYTES_MAX: Final = 64 * MIB
@@ -106,7 +103,6 @@ class JournalWriter:
         self._queue: deque[tuple[int, bytes, bytes]] = deque()
         self._written_bytes = 0  # thread's
         self._failed: tuple[int, OSError] | None = None  # thread's: in which epoch the disk refused what
-        self._snapshots_total = 0  # thread's
         self._disk_epoch = 0  # thread's: the epoch of what it writes now
         self._idle = False
         self._closed = False
@@ -128,11 +124,6 @@ class JournalWriter:
         return failed[1] if failed is not None and failed[0] == self._epoch else None
 
     @property
-    def snapshots_total(self) -> int:
-        """Snapshots that are whole and on disk, by this writer."""
-        return self._snapshots_total
-
-    @property
     def wants_snapshot(self) -> bool:
         """
         Whether the master should begin a snapshot now.
@@ -146,14 +137,14 @@ class JournalWriter:
             return self.backlog_bytes <= self._queue_bytes_max // 2
         return self._tail_bytes >= max(self._segment_bytes_max, 2 * self._snapshot_bytes)
 
-    def append(self, kind: Kind, body: bytes, count: int = 1) -> int:
+    def append(self, kind: Kind, count: int, body: bytes) -> int:
         """
-        Queue one batch; never waits.
+        Queue one batch, as ``JournalEntry.encode`` gives it; never waits.
 
         Args:
-            kind: COMPLETE, GONE, STORE or NOTE.
+            kind: Of its rows.
+            count: How many there are.
             body: Rows (``array.tobytes()``) or msgpack, at most ``BODY_BYTES_MAX``.
-            count: Rows in it.
 
         Returns:
             Its sequence.
@@ -171,28 +162,11 @@ class JournalWriter:
         self._put(_SEGMENT, encode_header(kind, count, sequence, body), body)
         return sequence
 
-    def append_rows(self, kind: Kind, rows: Rows) -> int:
-        """Queue rows of COMPLETE_ROW or GONE_ROW."""
-        assert rows.dtype == ROWS[kind]
-        return self.append(kind, rows.tobytes(), len(rows))
-
-    def append_store(self, store: StoreInfo) -> int:
-        """Queue what is known of a store now."""
-        return self.append(Kind.STORE, msgspec.msgpack.encode(store))
-
-    def append_holds(self, holds: Sequence[Hold]) -> int:
-        """Queue holds that were set or changed by one request."""
-        return self.append(Kind.HOLDS, msgspec.msgpack.encode(list(holds)))
-
-    def append_note(self, note: dict[str, Any]) -> int:
-        """Queue a map of anything that msgpack can hold."""
-        return self.append(Kind.NOTE, msgspec.msgpack.encode(note))
-
     def begin_snapshot(self) -> None:
         """
         Begin the state anew: batches appended from now on follow the snapshot that is being taken.
 
-        The master then hands over, in slices, every store, note and COMPLETE object it has, and commits.
+        The master then hands over, in slices, every store and COMPLETE object it has, and commits.
         """
         assert self._snapshot is None, "one snapshot at a time"
         missed = self._overrun or self.failure is not None
@@ -202,9 +176,9 @@ class JournalWriter:
         self._snapshot = _Snapshot(next_sequence=self._sequence)
         self._put(_BEGIN, b"", b"")
         if missed:
-            self.append(Kind.OVERRUN, b"")
+            self.append(Kind.OVERRUN, 1, b"")
 
-    def append_snapshot(self, kind: Kind, body: bytes, count: int = 1) -> bool:
+    def append_snapshot(self, kind: Kind, count: int, body: bytes) -> bool:
         """
         Queue one batch of the snapshot.
 
@@ -320,7 +294,7 @@ class JournalWriter:
                 elif target == _ABORT:
                     self._guard(self._disk.abort)
                 elif target == _COMMIT:
-                    self._guard(self._commit)
+                    self._guard(self._disk.commit)
             with self._progress:
                 self._written_bytes += taken
                 self._progress.notify_all()
@@ -341,10 +315,6 @@ class JournalWriter:
             size += len(head) + len(body) + 1
             pieces += (head, body)
         return target, size, pieces
-
-    def _commit(self) -> None:
-        self._disk.commit()
-        self._snapshots_total += 1
 
     def _guard(self, step: Callable[..., None], *args: Any) -> None:
         try:

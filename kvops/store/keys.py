@@ -8,7 +8,7 @@ cryptographic and lies in the object's header: a reader compares it before it sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import repeat
@@ -96,14 +96,6 @@ def index_digests(namespace: bytes, keys: Iterable[str]) -> bytes:
         raise _no_text(error) from None
 
 
-def index_digest(namespace: bytes, key: str) -> bytes:
-    """``index_digests`` of one key: 16 bytes."""
-    try:
-        return xxh3_128_digest(key.encode(), _seed(namespace))
-    except UnicodeEncodeError as error:
-        raise _not_text(error) from None
-
-
 def key_digest(namespace: bytes, key: str) -> bytes:
     """
     What an object's header knows its key by: blake2b of namespace and key, 16 bytes.
@@ -116,21 +108,6 @@ def key_digest(namespace: bytes, key: str) -> bytes:
         return blake2b(namespace + key.encode(), digest_size=DIGEST_BYTES).digest()
     except UnicodeEncodeError as error:
         raise _not_text(error) from None
-
-
-def key_digests(namespace: bytes, keys: Sequence[str]) -> list[bytes]:
-    """``key_digest`` of each key, about a third faster than one by one."""
-    assert len(namespace) == NAMESPACE_BYTES, "a namespace is what namespace_digest() returned"
-    started = blake2b(namespace, digest_size=DIGEST_BYTES)
-    digests = []
-    try:
-        for key in keys:
-            state = started.copy()
-            state.update(key.encode())
-            digests.append(state.digest())
-    except UnicodeEncodeError as error:
-        raise _not_text(error) from None
-    return digests
 
 
 def key_bytes(key: str) -> bytes:

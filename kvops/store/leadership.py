@@ -30,8 +30,9 @@ from kvops.store.config import MasterConfig, read_password
 from kvops.store.coord import TIMEOUT_S_MAX, Coordinator, EtcdAccess, GroupKeys
 from kvops.store.election import Claim, Election, Role, Seen
 from kvops.store.follower import Follower
-from kvops.store.master_core import JournalEntry, MasterCore
+from kvops.store.master_core import MasterCore
 from kvops.store.model import Promotion, Trouble
+from kvops.store.outbox import JournalEntry
 from kvops.store.replication import Replication, unpack_ack
 from kvops.store.standby import Standby
 from kvops.store.streams import Outlet, Streams
@@ -446,7 +447,7 @@ class Leadership:
         """Whether an answer promises what not every standby has."""
         if self._replication is None:
             return False
-        if self._master.core.journal:
+        if self._master.core.outbox.journal:
             self._master.remember()
         if not self._replication.pending:
             return False

@@ -1,4 +1,4 @@
-"""Until when readers may hold each slot's memory: the lease table, on the index's array of last touches."""
+"""Until when readers may hold each slot's memory, told from the index's array of last touches."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-
-from kvops.limits import LEASE_TTL_MS
-from kvops.store.model import Slots
 
 MS32_MASK: Final = 0xFFFF_FFFF
 AGE_MS_MAX: Final = 1 << 30  # 12 days; older touches are moved up to it long before u32 wraps, after 49 days
@@ -19,34 +16,20 @@ def ages_ms(touched_ms: NDArray[np.uint32], now_ms32: int) -> NDArray[np.uint32]
     return np.subtract(np.uint32(now_ms32), touched_ms, dtype=np.uint32)
 
 
-class LeaseTable:
+class AgeClamp:
     """
-    Leases by slot: one lasts from the last touch for the lease TTL, so the longest of all readers' holds.
+    Keeps the ages of touches below the clock's wrap, a window of slots at a time.
 
-    A touch is also the object's recency: whoever wants recency without a lease touches at now minus the TTL.
-    No clock inside: callers pass milliseconds modulo 2**32, of a clock that never goes back.
+    A lease lasts from an object's last touch for the lease TTL, so the longest of all readers' holds. A touch is
+    also the object's recency: whoever wants recency without a lease touches at now minus the TTL. No clock inside:
+    callers pass milliseconds modulo 2**32, of a clock that never goes back.
     """
 
-    def __init__(self, touched_ms: NDArray[np.uint32], *, ttl_ms: int = LEASE_TTL_MS) -> None:
-        assert 0 < ttl_ms < AGE_MS_MAX
+    def __init__(self, touched_ms: NDArray[np.uint32]) -> None:
         self._touched_ms = touched_ms
-        self._ttl_ms = ttl_ms
         self._hand = 0
 
-    def grant(self, slots: Slots, *, now_ms32: int) -> int:
-        """Let readers hold these slots; returns when the lease ends, in ms modulo 2**32."""
-        self._touched_ms[slots] = now_ms32
-        return (now_ms32 + self._ttl_ms) & MS32_MASK
-
-    def leased(self, slots: Slots, *, now_ms32: int) -> NDArray[np.bool_]:
-        """Which of these slots a reader may still hold."""
-        return ages_ms(self._touched_ms[slots], now_ms32) < self._ttl_ms
-
-    def ends_ms(self, slot: int) -> int:
-        """When the slot's last lease ends or ended, in ms modulo 2**32."""
-        return (int(self._touched_ms[slot]) + self._ttl_ms) & MS32_MASK
-
-    def clamp_ages(self, *, now_ms32: int, slots_used: int, budget: int) -> bool:
+    def step(self, *, now_ms32: int, slots_used: int, budget: int) -> bool:
         """
         Keep the next ``budget`` slots' ages below the clock's wrap; true at the end of a round over all.
 

@@ -32,6 +32,7 @@ from kvops.net.wire import Frame, Kind, decode
 from kvops.notify import notify, notify_ready
 from kvops.proto.kvops.v1 import control_pb2 as pb
 from kvops.store import messages as m
+from kvops.store.awake import TICK_MS
 from kvops.store.bookkeeper import Bookkeeper
 from kvops.store.clock import boot_id, boot_ms
 from kvops.store.config import MasterConfig
@@ -39,7 +40,7 @@ from kvops.store.control import SERVICE, ControlServicer
 from kvops.store.events import EventFollower, EventLog
 from kvops.store.leadership import Leadership, group_keys
 from kvops.store.listen import connection_room, listen_tcp, listen_unix
-from kvops.store.master_core import TICK_MS, MasterCore, MasterSettings
+from kvops.store.master_core import MasterCore, MasterSettings
 from kvops.store.master_metrics import readings
 from kvops.store.model import (
     GENERATION_SEQUENCE_BITS,
@@ -145,6 +146,8 @@ class _Peer(WirePeer):
         self._master.spinner.asked()
         if frame.kind == Kind.LOOKUP:
             answer: bytes | None = self._core.lookup(body, now_ms=now)
+        elif frame.kind == Kind.EXISTS:
+            answer = self._core.exists(body, now_ms=now)
         elif frame.kind == Kind.MOUNT:
             self._master.mount(self, frame, body)
             return
@@ -172,7 +175,7 @@ class _Peer(WirePeer):
 
 _STANDBY_KINDS: Final = frozenset({Kind.JOIN, wire.reply(Kind.REPLICATE)})
 _PROMISES: Final = frozenset({Kind.PUT_START, Kind.PUT_END})
-"""Answers that a new leader has to keep; that of a REMOVE comes through ``MasterCore.out``."""
+"""Answers that a new leader has to keep; that of a REMOVE comes through ``Outbox.frames``."""
 
 
 class Master:
@@ -375,7 +378,7 @@ class Master:
         self.spinner.answered()
 
     def _send(self) -> None:
-        if self.core.journal:
+        if self.core.outbox.journal:
             self.remember()
         if self.core.has_output:
             for conn, data in self.core.next_frames():
@@ -387,11 +390,11 @@ class Master:
                     self.leadership.hold(conn, data)
                 else:
                     peer.transport.write(data)
-        if self.core.events:
+        if self.core.outbox.events:
             self._publish()
 
     def _publish(self) -> None:
-        events, self.core.events = self.core.events, []
+        events = self.core.outbox.take_events()
         offset = int(time.time() * 1_000) - boot_ms()
         for event in events:
             self._event_log.record(
@@ -477,7 +480,7 @@ class Master:
 
     def remember(self) -> None:
         """What was done goes to the standbys, and into the journal."""
-        entries, self.core.journal = self.core.journal, []
+        entries = self.core.outbox.take_journal()
         if self.leadership is not None:
             self.leadership.replicate(entries)
         self.books.append(entries, self.core)
@@ -505,7 +508,7 @@ class Master:
             processing=len(core.puts),
             capacity_bytes=core.stores.capacity_bytes(),
             used_bytes=core.used_bytes(),
-            evicted_total=core.counters.evicted,
+            evicted_total=core.outbox.counters.evicted,
             lookups_total=core.index.lookups_total,
             hits_total=core.index.hits_total,
             breaker_open=core.breaker_open,

@@ -83,11 +83,13 @@ def readings(
         ),
         counter("kvops_master_lookups_total", "Keys looked up.", lambda: core().index.lookups_total),
         counter("kvops_master_hits_total", "Keys found.", lambda: core().index.hits_total),
-        counter("kvops_master_puts_total", "Objects completed.", lambda: core().counters.puts),
-        counter("kvops_master_evicted_total", "Objects evicted.", lambda: core().counters.evicted),
-        counter("kvops_master_removed_total", "Objects removed.", lambda: core().counters.removed),
-        counter("kvops_master_preempted_total", "Puts of dead writers.", lambda: core().counters.preempted),
-        counter("kvops_master_no_space_total", "Puts without room.", lambda: core().counters.no_space),
+        counter("kvops_master_puts_total", "Objects completed.", lambda: core().outbox.counters.puts),
+        counter("kvops_master_evicted_total", "Objects evicted.", lambda: core().outbox.counters.evicted),
+        counter("kvops_master_removed_total", "Objects removed.", lambda: core().outbox.counters.removed),
+        counter(
+            "kvops_master_preempted_total", "Puts of dead writers.", lambda: core().outbox.counters.preempted
+        ),
+        counter("kvops_master_no_space_total", "Puts without room.", lambda: core().outbox.counters.no_space),
         counter(
             "kvops_master_swept_total",
             "Objects of lost stores forgotten.",

@@ -55,6 +55,10 @@ class ObjectFlag:
     PARTS: Final = 16  # written by several ranks, in chunks of PART_CHUNK_BYTES
 
 
+PERMANENT_FLAGS: Final = ObjectFlag.SOFT_PIN | ObjectFlag.HARD_PIN | ObjectFlag.PARTS
+"""Flags a writer may ask for; the others are the master's own."""
+
+
 def chunk_of(flags: int) -> int:
     """The chunk size of an object, in bytes."""
     return PART_CHUNK_BYTES if flags & ObjectFlag.PARTS else CHUNK_BYTES

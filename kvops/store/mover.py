@@ -26,8 +26,9 @@ from kvops.limits import MIB, PUTS_PER_FRAME_MAX
 from kvops.log import log
 from kvops.net.wire import Kind
 from kvops.store import messages as m
-from kvops.store.client import Pool, connect
+from kvops.store.client import Pool
 from kvops.store.client_core import PutPlan
+from kvops.store.connect import connect
 from kvops.store.model import Outcome, PutOptions, Reason
 from kvops.store.node_core import Source
 from kvops.transfer.layout import verify_chunks

@@ -12,35 +12,31 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
 from kvops import collector
-from kvops.errors import KvopsError, Refused, Unreachable, WireError
+from kvops.errors import KvopsError, Refused, Unreachable
 from kvops.files import read_secret
 from kvops.log import configure, log
-from kvops.metrics import Reading, expose, serve_http
-from kvops.net import wire
 from kvops.net.auth import Hello, Listener, Welcome
 from kvops.net.etcd_query import parse_masters
 from kvops.net.link import Address
 from kvops.net.peer import Peers, WirePeer
-from kvops.net.wire import Frame, Kind
 from kvops.notify import notify, notify_ready
 from kvops.store import messages as m
 from kvops.store.clock import boot_id
 from kvops.store.config import StoreConfig
 from kvops.store.listen import connection_room, listen_tcp, listen_unix
-from kvops.store.mover import Mover
-from kvops.store.node_core import NodeCore, Source, Write
+from kvops.store.node_core import NodeCore, Source
 from kvops.store.numa import bind_process, read_placement
 from kvops.store.segment import Segment
 from kvops.store.session import SLOTS_PER_FRAME, Session
+from kvops.store.store_peer import StorePeer
 from kvops.store.topology import read_topology
-from kvops.transfer import messages as tm
 
 TICK_S: Final = 0.05
 ON_LOOP_TIMEOUT_S: Final = 2.0
@@ -48,74 +44,11 @@ FIRST_MOUNT_S: Final = 0.5  # the rest of the memory waits this long for the fir
 STOP_TIMEOUT_S: Final = 3.0
 
 
+if TYPE_CHECKING:
+    from kvops.metrics import Exposed, HttpServer
+    from kvops.store.mover import Mover
+
 Answer = TypeVar("Answer")
-
-
-class _Peer(WirePeer):
-    """A client's connection to the node."""
-
-    buffer_bytes = 4 << 10
-
-    def __init__(self, node: Node, listener: Listener) -> None:
-        super().__init__(listener, node.welcome, node.connections)
-        self._node = node
-        self._core = node.core
-        self._write: Write | None = None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """A write under way is given up; its slot stays open until the master frees it."""
-        super().connection_lost(exc)
-        if self._write is not None:
-            self._core.write_lost(self._write)
-            self._write = None
-
-    def payload(self, frame: Frame, body: bytes) -> memoryview | None:
-        """Straight into the segment, if the slot may be written."""
-        if frame.kind != Kind.WRITE:
-            return super().payload(frame, body)
-        self._write = self._core.write_begin(body, frame.payload_bytes, on_abort=self.discard_payload)
-        return self._write.target
-
-    def frame(self, frame: Frame, body: bytes) -> None:
-        """One request."""
-        match frame.kind:
-            case Kind.WRITE if self._write is not None:
-                write, self._write = self._write, None
-                self.reply(frame, self._core.write_end(write))
-            case Kind.READ:
-                self._read(frame, body)
-            case Kind.MAP:
-                self._map(frame)
-            case Kind.LIST:
-                self.reply(frame, self._core.list(body))
-            case _:
-                raise WireError(f"a store got frame kind {frame.kind}", fix="")
-
-    def _read(self, frame: Frame, body: bytes) -> None:
-        buffers: list[bytes | memoryview] = []
-        for head, payload in self._core.read(body):
-            size = 0 if payload is None else len(payload)
-            buffers.append(wire.pack(wire.reply(Kind.READ), head, frame.request, size))
-            if payload is not None:
-                buffers.append(payload)
-        self.transport.writelines(buffers)
-
-    def _map(self, frame: Frame) -> None:
-        """Send the segment's descriptor; the frame is small and nothing is queued before it."""
-        node = self._node
-        body = wire.encode(
-            tm.MapReply(incarnation=node.core.incarnation, segment_bytes=node.segment.size_bytes)
-        )
-        answer = wire.pack(wire.reply(Kind.MAP), body, frame.request)
-        raw = self.transport.get_extra_info("socket")
-        if raw.family != socket.AF_UNIX:
-            raise Refused("a segment can be mapped on its own host only", fix="read by tcp")
-        with socket.socket(fileno=os.dup(raw.fileno())) as sock:
-            sock.setblocking(False)
-            try:
-                socket.send_fds(sock, [answer], [node.segment.fd])
-            except OSError:
-                self.transport.abort()  # it does not read: it can ask again
 
 
 class Node:
@@ -127,14 +60,16 @@ class Node:
         self.segment: Segment
         self.core: NodeCore
         self._secret = read_secret(Path(config.secret_file))
-        self._loop: asyncio.AbstractEventLoop
+        self.loop: asyncio.AbstractEventLoop
         self._stop = asyncio.Event()
         self._ticked = time.monotonic()
         self._addresses: dict[str, str] = {}
+        self._http: socket.socket  # listens; answered once the first memory is in use
         self._mounted = threading.Event()
         self._session: Session | None = None
         self._mover: Mover | None = None
         self._exit_code = 0
+        self.registered_bytes_total = 0
         self.elsewhere_bytes: int | None = None  # of the segment, on other NUMA nodes; None: not known
 
     def _asked_to_end(self) -> None:
@@ -145,7 +80,7 @@ class Node:
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
-        self._loop = loop = asyncio.get_running_loop()
+        self.loop = loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end)
         incarnation = secrets.randbits(63) | 1
@@ -160,9 +95,6 @@ class Node:
         self.core = NodeCore(self.segment.memory, incarnation=incarnation)
         self.segment.populate_first()
         servers = await self._listen()
-        http = serve_http(self.config.http, ready=self._is_ready)
-        self._addresses["http"] = http.address
-        metrics = expose(self._readings())
         session = Session(
             parse_masters(self.config.masters),
             secret=self._secret,
@@ -170,19 +102,13 @@ class Node:
             owner=self,
         )
         self._session = session
-        self._mover = Mover(
-            self.config.masters,
-            secret_file=Path(self.config.secret_file),
-            group=self.config.group,
-            name=self.config.name,
-            host=self.config.host,
-            owner=self,
-        )
         session.start()
         # First things first: while pages come, whoever needs a mapping waits for them.
         await asyncio.to_thread(self._mounted.wait, FIRST_MOUNT_S)
         workers = self.segment.populate(on_failure=self._no_memory, on_done=self._populated)
         ticks = loop.create_task(self._tick())
+        http, metrics = await asyncio.to_thread(self._serve_http)
+        self._mover = await asyncio.to_thread(self._make_mover)
         collector.settle()
         await self._stop.wait()
         notify("STOPPING=1")
@@ -203,7 +129,7 @@ class Node:
         return self._exit_code
 
     async def _listen(self) -> list[asyncio.Server]:
-        loop = self._loop
+        loop = self.loop
         listening = listen_tcp(Address.parse(self.config.listen))
         servers = [await loop.create_server(self._accept, sock=listening)]
         host, port = listening.getsockname()[:2]
@@ -213,16 +139,42 @@ class Node:
                 await loop.create_unix_server(self._accept, sock=listen_unix(self.config.unix_path))
             )
             self._addresses["unix"] = self.config.unix_path
+        self._http = listen_tcp(Address.parse(self.config.http))
+        host, port = self._http.getsockname()[:2]
+        self._addresses["http"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return servers
 
+    # What follows is imported when the first memory is in use: it is a tenth of all that a store loads, and
+    # nobody asks for it so early. A scrape before that waits in the socket's queue; the master repeats its order to
+    # move objects.
+
+    def _serve_http(self) -> tuple[HttpServer, Exposed]:
+        """Answer on the HTTP socket, which has been listening since before the first mount."""
+        from kvops.metrics import expose, serve_http
+        from kvops.store.node_metrics import readings
+
+        return serve_http(self._http, ready=self._is_ready), expose(readings(self))
+
+    def _make_mover(self) -> Mover:
+        from kvops.store.mover import Mover
+
+        return Mover(
+            self.config.masters,
+            secret_file=Path(self.config.secret_file),
+            group=self.config.group,
+            name=self.config.name,
+            host=self.config.host,
+            owner=self,
+        )
+
     def _accept(self) -> WirePeer:
-        return _Peer(self, Listener(self._secret, self.config.group))
+        return StorePeer(self, Listener(self._secret, self.config.group))
 
     def _no_memory(self, error: Refused) -> None:
         log.error("segment.refused", error=error.what, fix=error.fix)
         if self.segment.populated_bytes == 0:
             self._exit_code = error.exit_code
-            self._loop.call_soon_threadsafe(self._stop.set)
+            self.loop.call_soon_threadsafe(self._stop.set)
 
     def _populated(self) -> None:
         """All memory is there: say how long it took, and prove where it lies. In a thread of the segment's."""
@@ -276,52 +228,6 @@ class Node:
             nonce=os.urandom(16),
         )
 
-    def _readings(self) -> list[Reading]:
-        core, segment = self.core, self.segment
-        return [
-            Reading(
-                name="kvops_store_segment_bytes", help="Size of the segment.", read=lambda: segment.size_bytes
-            ),
-            Reading(
-                name="kvops_store_populated_bytes",
-                help="Memory that is prepared and may be allocated.",
-                read=lambda: segment.populated_bytes,
-            ),
-            Reading(
-                name="kvops_store_populate_seconds",
-                help="How long preparing all memory took; 0 while it goes on.",
-                read=lambda: segment.populate_s,
-            ),
-            Reading(
-                name="kvops_store_elsewhere_bytes",
-                help="Memory of the segment on other NUMA nodes than the store's; -1 while not known.",
-                read=lambda: -1 if self.elsewhere_bytes is None else self.elsewhere_bytes,
-            ),
-            Reading(name="kvops_store_used_bytes", help="Memory of slots.", read=lambda: core.used_bytes),
-            Reading(name="kvops_store_objects", help="Complete objects.", read=lambda: core.objects),
-            Reading(
-                name="kvops_store_connections", help="Open connections.", read=lambda: len(self.connections)
-            ),
-            Reading(
-                name="kvops_store_read_bytes_total",
-                help="Payload sent to readers over sockets.",
-                read=lambda: core.read_bytes_total,
-                kind="counter",
-            ),
-            Reading(
-                name="kvops_store_written_bytes_total",
-                help="Payload received from writers.",
-                read=lambda: core.written_bytes_total,
-                kind="counter",
-            ),
-            Reading(
-                name="kvops_store_stale_total",
-                help="Reads and writes of generations that are not there.",
-                read=lambda: core.stale_total,
-                kind="counter",
-            ),
-        ]
-
     # The session's side; called on its thread.
 
     def _on_loop(self, ask: Callable[[], Answer]) -> Answer:
@@ -333,7 +239,7 @@ class Node:
             except KvopsError as error:
                 future.set_exception(error)
 
-        self._loop.call_soon_threadsafe(answer)
+        self.loop.call_soon_threadsafe(answer)
         try:
             return future.result(ON_LOOP_TIMEOUT_S)
         except TimeoutError:
@@ -374,11 +280,11 @@ class Node:
 
     def free(self, body: bytes, done: Callable[[bytes], None]) -> None:
         """Clear slots, on the loop that owns them."""
-        self._loop.call_soon_threadsafe(lambda: done(self.core.free(body)))
+        self.loop.call_soon_threadsafe(lambda: done(self.core.free(body)))
 
     def floor(self, generation: int) -> None:
         """No put below this generation is under way."""
-        self._loop.call_soon_threadsafe(self.core.raise_floor, generation)
+        self.loop.call_soon_threadsafe(self.core.raise_floor, generation)
 
     def migrate(self, number: int, bandwidth_bps: int) -> None:
         """Copy what is here to other stores."""

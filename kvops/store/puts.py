@@ -33,7 +33,7 @@ class PutTable:
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, Put] = {}
-        self._by_writer: dict[int, set[Put]] = {}
+        self._by_writer: dict[int, dict[Put, None]] = {}  # in order: a set would follow memory addresses
         self._started: deque[Put] = deque()
 
     def __len__(self) -> int:
@@ -57,9 +57,9 @@ class PutTable:
         put.writers += (writer,)
         held = self._by_writer.get(writer)
         if held is None:
-            self._by_writer[writer] = {put}
+            self._by_writer[writer] = {put: None}
         else:
-            held.add(put)
+            held[put] = None
 
     def pop(self, put: Put) -> None:
         """The put ended, one way or the other."""
@@ -67,13 +67,13 @@ class PutTable:
         for writer in put.writers:
             held = self._by_writer.get(writer)
             if held is not None:
-                held.discard(put)
+                held.pop(put, None)
                 if not held:
                     del self._by_writer[writer]
 
     def leave(self, writer: int) -> list[Put]:
         """A connection ended; the puts that have no writer left."""
-        puts = self._by_writer.pop(writer, set())
+        puts = self._by_writer.pop(writer, {})
         for put in puts:
             put.writers = tuple(other for other in put.writers if other != writer)
         return [put for put in puts if not put.writers]

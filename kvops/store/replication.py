@@ -153,11 +153,6 @@ class Replication:
             if standby.caught_up and standby.acked < self.sequence and now_ms - standby.since_ms >= LAG_MS_MAX
         ]
 
-    def forgive(self, pause_ms: int) -> None:
-        """A pause of our own is nobody's lag."""
-        for standby in self._standbys.values():
-            standby.since_ms += pause_ms
-
     def _commit(self) -> None:
         lowest = self.sequence
         # Waited for from the moment it has caught up: etcd may list it before we hear so.

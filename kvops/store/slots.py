@@ -190,11 +190,6 @@ class SlotTable:
         self._open_at: dict[int, Slot] = {}  # by offset
         self._revoked: dict[int, None] = {}  # oldest first
 
-    @property
-    def open_count(self) -> int:
-        """Puts under way."""
-        return len(self._open)
-
     def open(
         self,
         *,

@@ -9,8 +9,9 @@ import numpy as np
 
 from kvops.store.journal import COMPLETE_ROW, EXPIRES_ROW, Kind, Rows
 from kvops.store.journal_writer import JournalWriter
-from kvops.store.master_core import JournalEntry, MasterCore
+from kvops.store.master_core import MasterCore
 from kvops.store.model import Slots, chunks_of
+from kvops.store.outbox import JournalEntry
 
 SLICE: Final = 2_048  # slots; about 0.1 ms
 
@@ -55,10 +56,7 @@ class Snapshot:
         self._waiting: deque[tuple[Kind, int, bytes]] = deque()  # of the slice that the queue had no room for
         journal.begin_snapshot()
         for entry in self._walk.stores():
-            kind, count, body = entry.encode()
-            journal.append(
-                kind, body, count
-            )  # in the tail: a snapshot's queue may be full, the tail's is not
+            journal.append(*entry.encode())  # in the tail: a snapshot's queue may be full, the tail's is not
 
     def step(self) -> bool:
         """One slice; whether the snapshot is over."""
@@ -69,8 +67,7 @@ class Snapshot:
                 return True
             self._waiting += [entry.encode() for entry in entries]
         while self._waiting:
-            kind, count, body = self._waiting[0]
-            if not self._journal.append_snapshot(kind, body, count):
+            if not self._journal.append_snapshot(*self._waiting[0]):
                 return False  # the disk is behind: the rest of the slice again later
             self._waiting.popleft()
         return False

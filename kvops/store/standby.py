@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from kvops.errors import WireError
 from kvops.limits import LEASE_MARGIN_MS, LEASE_TTL_MS
 from kvops.store.journal import ROWS, Kind
-from kvops.store.master_core import JournalEntry, MasterCore
+from kvops.store.master_core import MasterCore
 from kvops.store.model import Hold, StoreId, StoreInfo, StoreState, chunk_of, chunks_of
 from kvops.store.objects import with_ttl
+from kvops.store.outbox import JournalEntry
 from kvops.store.replication import STATE_END
 from kvops.transfer.layout import footprint_bytes
 

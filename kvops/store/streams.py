@@ -9,7 +9,8 @@ from typing import Final, Protocol
 from kvops.limits import MIB
 from kvops.net import wire
 from kvops.net.wire import Kind
-from kvops.store.master_core import JournalEntry, MasterCore
+from kvops.store.master_core import MasterCore
+from kvops.store.outbox import JournalEntry
 from kvops.store.replication import ENTRY, STATE_END
 from kvops.store.snapshot import StateWalk
 

@@ -60,13 +60,14 @@ def first_term() -> int:
     return max(0, int(time.time()) - EPOCH_S) // 60
 
 
-def raise_term(state_dir: Path, at_least: int = 0) -> int:
+def raise_term(state_dir: Path, at_least: int = 0, *, first: int | None = None) -> int:
     """
     Begin a new term. It is on disk before this returns; takes a disk's time, so never on the loop.
 
     Args:
         state_dir: Where the last term is kept.
         at_least: One more than the highest term that others were seen to use, such as by stores.
+        first: What to count from where there is no last term; None: ``first_term``.
 
     Returns:
         One more than the last term, or ``at_least`` where that is more.
@@ -75,7 +76,8 @@ def raise_term(state_dir: Path, at_least: int = 0) -> int:
         ConfigError: The file cannot be read or written.
         Refused: There are no terms left.
     """
-    term = max(read_term(state_dir) or first_term(), at_least - 1) + 1
+    last = read_term(state_dir) or (first_term() if first is None else first)
+    term = max(last, at_least - 1) + 1
     if term > TERM_MAX:
         raise Refused(
             f"term {term} is beyond {TERM_MAX}", fix="start a new group: this one's generations are used up"

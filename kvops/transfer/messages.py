@@ -8,6 +8,8 @@ WRITE                 WRITE_HEAD, key, digests; payload        WRITE_REPLY
 READ                  READ_ROW rows                            a frame a row: READ_REPLY, header, trailer; payload
 MAP                   nothing                                  MapReply, with the segment's descriptor
 LIST                  ListQuery                                ListReply
+REGISTER              REGISTER head; then 1 B, a descriptor    GO_ON, then REGISTERED; or NOT_REGISTERED at once
+WRITE_REGISTERED      one or more: SOURCE, and as for WRITE    WRITE_REPLY rows
 ====================  =======================================  ==============================================
 """
 
@@ -22,6 +24,15 @@ import numpy as np
 
 WRITE_HEAD: Final = struct.Struct("<16s16sQQIIIIHHHH")
 """Digests of index and key, generation, offset, size, part offset and length, chunk, depth, tenant, flags, key size."""
+
+REGISTER: Final = struct.Struct("<IIQ")
+"""A number the connection knows the region by, reserved, its size in bytes."""
+
+GO_ON, REGISTERED, NOT_REGISTERED = b"\0", b"\1", b"\2"
+"""The store waits for the descriptor; has mapped it; takes none, go on by socket."""
+
+SOURCE: Final = struct.Struct("<IIQQ")
+"""A registered region, reserved, offset and length of the payload in it."""
 
 WRITE_REPLY: Final = struct.Struct("<HHI")
 """NodeStatus, 1 when the object is whole and sealed, reserved."""

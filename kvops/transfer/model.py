@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from kvops.net.link import Link
 
 READ_SLICES_PER_FRAME_MAX: Final = 64
+WRITES_PER_FRAME_MAX: Final = 64
 
 
 class SliceState(Enum):

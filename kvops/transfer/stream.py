@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from kvops.errors import WireError
+from kvops.limits import COPY_BYTES_MAX
 from kvops.net import wire
 from kvops.net.link import Link, LinkState
 from kvops.net.wire import Frame, Kind
@@ -21,9 +22,17 @@ from kvops.transfer.layout import (
     verify_header,
     verify_trailer,
 )
-from kvops.transfer.messages import READ_REPLY, READ_ROW, WRITE_HEAD, WRITE_REPLY, NodeStatus
-from kvops.transfer.model import READ_SLICES_PER_FRAME_MAX, ReadSlice, SliceState, WriteSlice
+from kvops.transfer.messages import READ_REPLY, READ_ROW, SOURCE, WRITE_HEAD, WRITE_REPLY, NodeStatus
+from kvops.transfer.model import (
+    READ_SLICES_PER_FRAME_MAX,
+    WRITES_PER_FRAME_MAX,
+    ReadSlice,
+    SliceState,
+    WriteSlice,
+)
+from kvops.transfer.region import Region, Regions
 
+_WRITTEN = (wire.reply(Kind.WRITE), wire.reply(Kind.WRITE_REGISTERED))
 _STATES = {
     NodeStatus.STALE: SliceState.STALE,
     NodeStatus.GONE: SliceState.STALE,
@@ -110,10 +119,17 @@ class ReadJob(_StreamJob):
 
 
 class WriteJob(_StreamJob):
-    """Slices for one store; each is hashed when its turn to leave has come."""
+    """
+    Slices for one store; each is hashed when its turn to leave has come.
 
-    def __init__(self, link: Link, slices: Sequence[WriteSlice]) -> None:
+    What lies in a region that the store copies from is named, everything else sent. ``unregistered`` are the
+    regions it could have copied from, had it been asked to.
+    """
+
+    def __init__(self, link: Link, slices: Sequence[WriteSlice], regions: Regions | None = None) -> None:
         super().__init__(link)
+        self.unregistered: dict[int, Region] = {}
+        self._regions = regions
         self._pending = deque(slices)
         link.feed(self._frames(tuple(slices)))
 
@@ -121,10 +137,26 @@ class WriteJob(_StreamJob):
     def done(self) -> bool:
         return not self._pending
 
-    @staticmethod
-    def _frames(slices: Sequence[WriteSlice]) -> Iterator[list[bytes | memoryview]]:
+    def _source(self, data: memoryview) -> bytes | None:
+        """Where the store finds these bytes by itself."""
+        found = self._regions.find(data) if self._regions else None
+        if found is None:
+            return None
+        region, offset = found
+        registered = self.link.registered.get(region.number)
+        if registered is None:
+            self.unregistered[region.number] = region
+        return SOURCE.pack(region.number, 0, offset, len(data)) if registered else None
+
+    def _frames(self, slices: Sequence[WriteSlice]) -> Iterator[list[bytes | memoryview]]:
+        named: list[bytes] = []
+        named_bytes = 0
         for s in slices:
             length = len(s.data)
+            source = self._source(s.data)
+            if named and (source is None or len(named) == 2 * WRITES_PER_FRAME_MAX):
+                yield [wire.pack(Kind.WRITE_REGISTERED, b"".join(named))]
+                named, named_bytes = [], 0
             head = WRITE_HEAD.pack(
                 s.digest,
                 s.key_digest,
@@ -140,15 +172,28 @@ class WriteJob(_StreamJob):
                 len(s.key),
             )
             body = head + s.key + (s.digests or chunk_digests(s.data, s.chunk))
-            yield [wire.pack(Kind.WRITE, body, 0, length), s.data]
+            if source is None:
+                yield [wire.pack(Kind.WRITE, body, 0, length), s.data]
+                continue
+            named += (source, body)
+            named_bytes += length
+            if named_bytes >= COPY_BYTES_MAX:
+                yield [wire.pack(Kind.WRITE_REGISTERED, b"".join(named))]
+                yield []  # the store copies while we hash the next
+                named, named_bytes = [], 0
+        if named:
+            yield [wire.pack(Kind.WRITE_REGISTERED, b"".join(named))]
 
     def frame(self, frame: Frame, body: bytes) -> None:
-        if frame.kind != wire.reply(Kind.WRITE) or not self._pending or len(body) != WRITE_REPLY.size:
+        count, rest = divmod(len(body), WRITE_REPLY.size)
+        if frame.kind not in _WRITTEN or not 0 < count <= len(self._pending) or rest:
             raise WireError(f"a store answered a write with frame kind {frame.kind}", fix="")
-        status, sealed, _ = WRITE_REPLY.unpack(body)
-        piece = self._pending.popleft()
-        piece.state = SliceState.DONE if status == NodeStatus.OK else _STATES.get(status, SliceState.REFUSED)
-        piece.sealed = bool(sealed)
+        for status, sealed, _ in WRITE_REPLY.iter_unpack(body):
+            piece = self._pending.popleft()
+            piece.state = (
+                SliceState.DONE if status == NodeStatus.OK else _STATES.get(status, SliceState.REFUSED)
+            )
+            piece.sealed = bool(sealed)
 
     def abandon(self, state: SliceState) -> None:
         self.link.close()

@@ -20,6 +20,8 @@ from kvops.chaos.targets import Target, build, of_process
 from kvops.errors import KvopsError
 from kvops.host import LocalHost
 
+LEASE_S_OF_A_WAITER = 120.0  # longer than any test waits: what is undone earlier was not undone by the lease
+
 
 def target(name: str, pid: str, port: str) -> Target:
     """A victim, as the test started it."""
@@ -52,14 +54,14 @@ def main(argv: list[str]) -> int:
                 except ProcessLookupError:
                     pass  # it ended already
         if whom == "wait":
-            threading.Event().wait(60)
+            threading.Event().wait(LEASE_S_OF_A_WAITER)
 
     injection = Injection(
         [chosen],
         host=LocalHost(),
         state_dir=Path(state_dir),
-        lease_s=20.0 if whom == "wait" else 3.0,
-        deadline_s=30.0,
+        lease_s=LEASE_S_OF_A_WAITER if whom == "wait" else 3.0,
+        deadline_s=2 * LEASE_S_OF_A_WAITER,
         on_state=on_state,
         verify_timeout_s=0.5 if whom == "target" else 5.0,
         name="crash",

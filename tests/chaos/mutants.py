@@ -17,13 +17,16 @@ import numpy as np
 from kvops.chaos.sim.master import MasterProcess
 from kvops.errors import ParseError
 from kvops.store import client_core, term
-from kvops.store.drain import Holds
+from kvops.store.announcements import Announcements
 from kvops.store.election import Campaign, Election, Members
 from kvops.store.eviction import Evictor
 from kvops.store.master_core import MasterCore
 from kvops.store.node_core import NodeCore
+from kvops.store.outbox import Outbox
+from kvops.store.removes import Removes
 from kvops.store.replication import Replication
 from kvops.store.slots import SlotState, SlotTable, _sealed
+from kvops.store.store_life import StoreLife
 from kvops.store.stores import StoreTable
 from kvops.transfer import layout, shm, stream
 
@@ -120,8 +123,8 @@ def term_not_raised() -> Iterator[None]:
 
     real = term.raise_term
 
-    def raise_term(state_dir: Any, at_least: int = 0) -> int:
-        return term.read_term(state_dir) or real(state_dir, at_least)
+    def raise_term(state_dir: Any, at_least: int = 0, *, first: int | None = None) -> int:
+        return term.read_term(state_dir) or real(state_dir, at_least, first=first)
 
     with (
         patch.object(term, "raise_term", raise_term),
@@ -133,15 +136,15 @@ def term_not_raised() -> Iterator[None]:
 @mutant
 def wrong_incarnation() -> Iterator[None]:
     """A restarted node is taken for the one that was there before, with all its objects."""
-    real = MasterCore._mount
+    real = StoreLife.mount
 
-    def mount(self: MasterCore, conn: int, peer: Any, mount: Any, *, now_ms: int) -> bytes:
-        known = self.stores.named(mount.name)
+    def mount(self: StoreLife, conn: int, mount: Any, *, now_ms: int) -> Any:
+        known = self._stores.named(mount.name)
         if known is not None:
             known.mount = mount
-        return real(self, conn, peer, mount, now_ms=now_ms)
+        return real(self, conn, mount, now_ms=now_ms)
 
-    with patch.object(MasterCore, "_mount", mount):
+    with patch.object(StoreLife, "mount", mount):
         yield
 
 
@@ -178,8 +181,8 @@ def evicts_leased() -> Iterator[None]:
 def adopts_removed() -> Iterator[None]:
     """What a store announces is taken in, although it was removed while that store was away."""
     with (
-        patch.object(MasterCore, "_remember_removed", lambda self, digest: None),
-        patch.object(MasterCore, "_unwanted", lambda self, store, rows: np.zeros(len(rows), np.bool_)),
+        patch.object(Removes, "_remember", lambda self, digest: None),
+        patch.object(Announcements, "_unwanted", lambda self, store, rows: np.zeros(len(rows), np.bool_)),
     ):
         yield
 
@@ -187,7 +190,11 @@ def adopts_removed() -> Iterator[None]:
 @mutant
 def acknowledged_before_written() -> Iterator[None]:
     """A writer tells the master that every replica is whole, whatever became of its writes."""
-    with patch.object(client_core._Grant, "written", property(lambda self: (1 << len(self.slices)) - 1)):
+
+    def settle(self: client_core._Grant) -> None:
+        self.written = (1 << len(self.slices)) - 1
+
+    with patch.object(client_core._Grant, "settle", settle):
         yield
 
 
@@ -245,10 +252,5 @@ def term_not_raised_in_etcd() -> Iterator[None]:
 @mutant
 def drain_forgets_hold() -> Iterator[None]:
     """A drain is told neither to the journal nor to standbys."""
-    real = Holds.__init__
-
-    def init(self: Holds, *args: Any, **more: Any) -> None:
-        real(self, *args, **(more | {"remember": lambda holds: None}))
-
-    with patch.object(Holds, "__init__", init):
+    with patch.object(Outbox, "remember_holds", lambda self, holds: None):
         yield

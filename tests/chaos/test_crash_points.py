@@ -19,13 +19,13 @@ from kvops.chaos.probe import Ending, ask_target
 from kvops.chaos.targets import build
 from kvops.fleet.process import ProcessIdentity, is_running, is_stopped
 from kvops.host import LocalHost
-from tests.chaos.victims import Victim, until, victims
+from tests.chaos.victims import Victim, victims
 from tests.pool import ROOT
+from tests.waiting import WAIT_S, until
 
 pytestmark = pytest.mark.process
 STATES = [state for state in State if state not in (State.PLANNED, State.DIRTY)]
 WHOM = ["runner", "guardian", "both", "target"]
-UNDONE_WITHIN_S = 10.0  # lease of 3 s, a look, and a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def run(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WAIT_S,
         check=False,
     )
 
@@ -83,7 +83,7 @@ def test_crash_point(servers: list[Victim], tmp_path: Path, at: State, whom: str
             assert [step.command() for step in experiment.undo_steps()[0]] == [f"kill -CONT {identity.pid}"]
             assert [one.clean for one in recover(tmp_path)] == [True]
     else:
-        until(lambda: not book.dirty(), f"clean after {whom} died at {at}", timeout_s=UNDONE_WITHIN_S)
+        until(lambda: not book.dirty(), f"clean after {whom} died at {at}")
     assert not book.dirty()
     assert differences(before, take(scope_of(identity))) == []
     assert is_running(identity) is (whom != "target")

@@ -23,7 +23,8 @@ from kvops.files import write_yaml
 from kvops.fleet.local import LocalGroup, StartPlan
 from kvops.host import LocalHost
 from tests.chaos.test_runner import SHORT, processes_of, wait_for
-from tests.pool import ROOT, until
+from tests.pool import CALL_MS, ROOT
+from tests.waiting import WAIT_S, until
 
 pytestmark = [
     pytest.mark.process,
@@ -49,7 +50,7 @@ def named() -> set[str]:
 def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A lab of two stores; its namespaces are gone afterwards."""
     folder = tmp_path_factory.mktemp("lab")
-    made = lab.up(folder, "lab", PLAN, timeout_s=60, tell=quiet)
+    made = lab.up(folder, "lab", PLAN, timeout_s=WAIT_S, tell=quiet)
     try:
         yield folder
     finally:
@@ -62,24 +63,24 @@ def test_nodes_are_apart(state_dir: Path) -> None:
     """Each member is in a namespace of its own, answers on its own address, and up again changes nothing."""
     targets = of_group(LocalGroup(state_dir, "lab"))
 
-    again = lab.up(state_dir, "lab", PLAN, timeout_s=60, tell=quiet)
+    again = lab.up(state_dir, "lab", PLAN, timeout_s=WAIT_S, tell=quiet)
 
     assert len({one.netns for one in targets}) == len(targets) == 3
     assert {one.addresses["http"].rpartition(":")[0] for one in targets} == {
         again.node(one.name).address for one in targets
     }
     assert all(
-        ask_target(one, timeout_s=2.0, from_netns=targets[0].netns).ending is Ending.ANSWERED
+        ask_target(one, timeout_s=WAIT_S, from_netns=targets[0].netns).ending is Ending.ANSWERED
         for one in targets
     )
 
 
 CLIENT = """
 import sys, kvops
-address, secret, what = sys.argv[1:]
+address, secret, what, deadline_ms = sys.argv[1:]
 keys = [f"key-{index}" for index in range(20)]
 data = bytes(range(256)) * 16
-with kvops.connect(address, deadline_ms=400, secret_file=secret, group="lab", host="client") as pool:
+with kvops.connect(address, deadline_ms=int(deadline_ms), secret_file=secret, group="lab", host="client") as pool:
     if what == "put":
         assert all(pool.put(key, data).ok for key in keys)
         print(*[pool.stat(key)["store"] for key in keys])
@@ -90,18 +91,23 @@ with kvops.connect(address, deadline_ms=400, secret_file=secret, group="lab", ho
 """
 
 
-def client(state_dir: Path, master: Target, what: str) -> list[str]:
+def client(state_dir: Path, master: Target, what: str, *, deadline_ms: int = CALL_MS) -> list[str]:
     """What a client on the node for clients says of each key."""
     made = lab.read(state_dir, "lab")
     assert made is not None
     enter = ["nsenter", f"--net={netns.NAMED / made.node(lab.CLIENT_NODE).netns}"]
-    words = [master.addresses["listen"], str(LocalGroup(state_dir, "lab").secret_file), what]
+    words = [
+        master.addresses["listen"],
+        str(LocalGroup(state_dir, "lab").secret_file),
+        what,
+        str(deadline_ms),
+    ]
     result = subprocess.run(
         [*enter, sys.executable, "-c", CLIENT, *words],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=2 * WAIT_S,
         check=False,
     )
     assert result.returncode == 0, result.stderr
@@ -119,7 +125,7 @@ def test_a_cut_costs_its_own_share(state_dir: Path, tmp_path: Path) -> None:
 
     with Injection([fault], host=LocalHost(), state_dir=tmp_path, lease_s=20) as one:
         one.inject()
-        during = client(state_dir, master, "get")
+        during = client(state_dir, master, "get", deadline_ms=1_500)
         one.undo()
 
     assert [answer == "miss" for answer in during] == [name == cut.name for name in stores]
@@ -147,7 +153,9 @@ def test_killed_member_comes_back_on_its_node(state_dir: Path, tmp_path: Path) -
 def experiment(folder: Path, func: str, *, fault_s: float) -> Path:
     """A short experiment for pools of two stores."""
     path = folder / "experiment.yaml"
-    path.write_text(SHORT.format(func=func, arms="baseline, fault", window=5, fault=fault_s, guards=""))
+    path.write_text(
+        SHORT.format(func=func, arms="baseline, fault", window=5, fault=fault_s, guards="", verify=20)
+    )
     return path
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +20,10 @@ from kvops.chaos.targets import build, neighbour, select
 from kvops.errors import Aborted, Refused, UsageError
 from kvops.fleet.process import is_stopped
 from kvops.host import LocalHost
-from tests.chaos.victims import Victim, until, victims
+from tests.chaos.crasher import LEASE_S_OF_A_WAITER
+from tests.chaos.victims import Victim, victims
 from tests.pool import ROOT
+from tests.waiting import WAIT_S, until
 
 pytestmark = pytest.mark.process
 HOST = LocalHost()
@@ -62,11 +65,14 @@ def test_missed_lease_is_undone(servers: list[Victim], tmp_path: Path) -> None:
 def test_deadline_is_kept(servers: list[Victim], tmp_path: Path) -> None:
     """However diligently the runner renews its lease, the deadline ends the fault."""
     injection = pause(servers, tmp_path, lease_s=2.0, deadline_s=4.0)
+    pause_between = threading.Event()
 
     def hold() -> None:
         with injection:
             injection.inject()
-            until(lambda: injection.beat(), "the deadline")
+            while True:  # the deadline ends it, or the test's own
+                injection.beat()
+                pause_between.wait(0.01)
 
     with pytest.raises(Aborted, match="deadline"):
         hold()
@@ -117,7 +123,7 @@ def test_dirty_ledger_refuses(servers: list[Victim], tmp_path: Path) -> None:
         "active",
         "both",
     ]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=30, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=WAIT_S, check=False)
     assert ended.returncode == -signal.SIGKILL
     assert stopped(servers)
 
@@ -200,7 +206,8 @@ def test_runner_killed_is_undone_within_the_lease(servers: list[Victim], tmp_pat
         assert stopped(servers)
         runner.kill()
 
-    until(lambda: not stopped(servers), "undone", timeout_s=5.0)
+    assert LEASE_S_OF_A_WAITER > WAIT_S
+    until(lambda: not stopped(servers), "undone")
     until(lambda: not Book(tmp_path).dirty(), "clean")
 
 

@@ -7,13 +7,18 @@ from pathlib import Path
 import pytest
 
 import kvops
+from kvops.chaos import lab, netns
 from kvops.chaos.experiment import PoolSpec
 from kvops.chaos.pool import check_supported, engine_names, group_names, planned_parts, started
 from kvops.errors import Unsupported, UsageError
+from kvops.limits import STORE_SILENT_MS
 from kvops.store.model import Reason
-from tests.pool import until
+from tests.pool import CALL_MS
+from tests.waiting import until
 
 PAGE = bytes(range(256)) * 128
+BRISK_MS = 400  # twice of it opens a breaker, before the master gives up a silent store by itself
+assert 2 * BRISK_MS < STORE_SILENT_MS
 
 
 @pytest.mark.process
@@ -23,7 +28,7 @@ def test_a_pool_is_reached_and_leaves_nothing(tmp_path: Path) -> None:
     with started(spec, state_dir=tmp_path / "state", folder=tmp_path) as pool:
         parts = pool.parts(roles=True)
         options = pool.client_options("g1")
-        with kvops.connect(options.pop("masters"), **options, host="host-0", deadline_ms=5_000) as client:
+        with kvops.connect(options.pop("masters"), **options, host="host-0", deadline_ms=CALL_MS) as client:
             assert client.put("k", PAGE).ok
             assert client.get("k") == PAGE
         assert pool.healthy() is None
@@ -34,6 +39,30 @@ def test_a_pool_is_reached_and_leaves_nothing(tmp_path: Path) -> None:
 
     assert [path for path in tmp_path.iterdir() if path.name != "state"] == []
     assert not any(Path(f"/proc/{one.pid}").exists() for one in parts)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(lab.missing() is not None, reason=f"needs namespaces: {lab.missing()}")
+def test_a_pool_on_nodes_and_a_disk_of_its_own(tmp_path: Path) -> None:
+    """Each member has an address of its own, files lie apart, one master is seen to lead, and all of it ends."""
+    spec = PoolSpec(stores=1, segment_size="16MiB", network="lab", own_disk="128MiB", transports=["tcp"])
+    outside = netns.inode_of()
+    with started(spec, state_dir=tmp_path / "state", folder=tmp_path) as pool:
+        home = pool.state_dir
+        inside = netns.inode_of()
+        parts = pool.parts(roles=True)
+        options = pool.client_options("g1")
+        with kvops.connect(options.pop("masters"), **options, host="engine-0", deadline_ms=5_000) as client:
+            until(lambda: client.put("k", PAGE).ok, "the pool takes a put")
+            assert client.get("k") == PAGE
+        assert home.is_mount()
+
+    assert inside != outside
+    assert netns.inode_of() == outside
+    assert [one.member for one in parts if one.leads] == ["master-0"]
+    assert len({one.addresses["http"].rpartition(":")[0] for one in parts}) == 2
+    assert [path for path in tmp_path.iterdir() if path.name != "state"] == []
+    assert str(home) not in Path("/proc/mounts").read_text()
 
 
 @pytest.mark.process
@@ -56,9 +85,9 @@ def test_a_store_that_hangs_on_the_writers_own_host_opens_its_breaker(tmp_path: 
         PoolSpec(stores=2, segment_size="16MiB"), state_dir=tmp_path / "state", folder=tmp_path
     ) as pool:
         options = pool.client_options("g1")
-        with kvops.connect(options.pop("masters"), **options, host="host-1", deadline_ms=150) as client:
-            until(lambda: client.put("before", PAGE, deadline_ms=5_000).ok, "the pool takes a put")
-            client.get("before", deadline_ms=5_000)
+        with kvops.connect(options.pop("masters"), **options, host="host-1", deadline_ms=BRISK_MS) as client:
+            until(lambda: client.put("before", PAGE, deadline_ms=CALL_MS).ok, "the pool takes a put")
+            client.get("before", deadline_ms=CALL_MS)
             pool.groups["g1"].act("pause", "store-1")
             try:
                 reasons = [client.put(f"k{number}", PAGE).reason for number in range(3)]

@@ -21,7 +21,7 @@ from kvops.chaos.runner import Options, one_at_a_time, run, within
 from kvops.chaos.suite import run_judged
 from kvops.chaos.verdict import RunVerdict, judge
 from kvops.errors import Refused, UsageError
-from tests.pool import until
+from tests.waiting import WAIT_S, until
 
 pytestmark = pytest.mark.process
 
@@ -34,8 +34,8 @@ kvops:
   pool: {{stores: 2, engines: 2, segment_size: 16MiB}}
   scope: {{max_capacity_fraction: 0.5}}
   workload: {{rps: 16, arms: [{arms}], windows: 1x{window}s, warmup: 500ms, register_rps: 4}}
-  verify: {{timeout: 2s}}
-  deadlines: {{fault: {fault}s, lease: 2s}}
+  verify: {{timeout: {verify}s}}
+  deadlines: {{fault: {fault}s, lease: 10s}}
   guards: [{guards}]
 """
 
@@ -47,10 +47,12 @@ def short(
     window: float = 5,
     fault: float = 2,
     guards: str = "",
+    verify: float = 20,
 ) -> Experiment:
     """A run of about a quarter of a minute."""
     return parse(
-        SHORT.format(func=func, arms=arms, window=window, fault=fault, guards=guards), source="short"
+        SHORT.format(func=func, arms=arms, window=window, fault=fault, guards=guards, verify=verify),
+        source="short",
     )
 
 
@@ -85,7 +87,7 @@ def processes_of(folder: Path) -> list[str]:
 
 def test_a_store_that_hangs(options: Options) -> None:
     """The fault is proven from outside, held, undone and proven gone; no promise is broken; reports are written."""
-    ran, record, judged = run_judged(short(), options, say=lambda step, text: None)
+    ran, record, judged = run_judged(short(fault=3, window=6), options, say=lambda step, text: None)
 
     (window,) = record.fault_windows()
     assert ran.end is End.COMPLETED
@@ -141,7 +143,7 @@ def test_an_injector_that_does_nothing_is_never_a_pass(
     from kvops.chaos.faults.process import Pause
 
     monkeypatch.setattr(Pause, "inject", lambda self, host: None)
-    ran = run(short(), options)
+    ran = run(short(window=3, fault=1, verify=2), options)
 
     judged = judge(read_run(ran.folder))
     assert judged.verdict is RunVerdict.NOT_INJECTED
@@ -153,8 +155,9 @@ def test_without_a_baseline_nothing_is_touched(options: Options) -> None:
     """There is nothing to compare with: BASELINE_NOT_STEADY, and no pool was started for it."""
     ran = run(short(arms="fault"), options)
 
-    assert judge(read_run(ran.folder)).verdict is RunVerdict.BASELINE_NOT_STEADY
-    assert ran.seconds < 5
+    record = read_run(ran.folder)
+    assert judge(record).verdict is RunVerdict.BASELINE_NOT_STEADY
+    assert (record.blocks, record.samples) == ((), ())
 
 
 def test_a_fault_that_this_version_lacks_is_unsupported(
@@ -184,7 +187,7 @@ def test_a_locked_or_foreign_environment_is_refused(options: Options) -> None:
         run(short(), options)
     Book(options.state_dir).unlock()
     staging = parse(
-        SHORT.format(func="process_pause", arms="baseline, fault", window=6, fault=2, guards="")
+        SHORT.format(func="process_pause", arms="baseline, fault", window=6, fault=2, guards="", verify=2)
         + "  environment: {must_match: staging}\n",
         source="short",
     )
@@ -196,9 +199,9 @@ def command_line(options: Options, tmp_path: Path) -> subprocess.Popen[str]:
     """``kvops chaos run`` of a long hold, as a process."""
     file = tmp_path / "long.yaml"
     file.write_text(
-        SHORT.format(func="process_pause", arms="baseline, fault", window=9, fault=7, guards="").replace(
-            "1x9s", "1x9s, profile: chat-prefix"
-        )
+        SHORT.format(
+            func="process_pause", arms="baseline, fault", window=7, fault=5, guards="", verify=20
+        ).replace("1x7s", "1x7s, profile: chat-prefix")
     )
     env = {**os.environ, "PYTHONPATH": str(Path(kvops.__file__).parents[1]), "TMPDIR": str(options.folder)}
     words = [
@@ -254,7 +257,7 @@ def test_ctrl_c_undoes(options: Options, tmp_path: Path) -> None:
         wait_for(process, "hold")
         assert stopped(tmp_path)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=2 * WAIT_S)
     finally:
         process.kill()
 
@@ -270,10 +273,10 @@ def test_a_killed_runner_leaves_nothing(options: Options, tmp_path: Path) -> Non
         wait_for(process, "hold")
         assert stopped(tmp_path)
         process.kill()
-        process.communicate(timeout=60)
-        until(lambda: not Book(options.state_dir).dirty(), "the guardian has undone", timeout_s=30)
-        until(lambda: not processes_of(tmp_path), "nothing of the pool runs", timeout_s=60)
-        until(lambda: list((tmp_path / "pools").iterdir()) == [], "its files are gone", timeout_s=10)
+        process.communicate(timeout=2 * WAIT_S)
+        until(lambda: not Book(options.state_dir).dirty(), "the guardian has undone")
+        until(lambda: not processes_of(tmp_path), "nothing of the pool runs", timeout_s=2 * WAIT_S)
+        until(lambda: list((tmp_path / "pools").iterdir()) == [], "its files are gone")
     finally:
         process.kill()
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from kvops.chaos import steps
-from kvops.chaos.control import recover, recover_one
+from kvops.chaos.control import abort, recover, recover_one
 from kvops.chaos.ledger import KEPT_MAX, Book
 from kvops.chaos.model import State
 from kvops.chaos.undo import left, undo
@@ -129,6 +129,21 @@ def test_dirty_says_what_to_run_and_becomes_clean(tmp_path: Path) -> None:
     assert [one.clean for one in second] == [True]
     assert (folder / "config").read_text() == "good"
     assert book.dirty() == []
+
+
+def test_the_reason_of_an_abort_is_there_in_one_step(tmp_path: Path) -> None:
+    """Whoever looks sees an abort with its whole reason, or none: the file is never one without it."""
+    book = Book(tmp_path)
+    begin(book, "one", [steps.RemovePath(path=str(tmp_path / "x"))])
+    file = book.experiment("one").abort_file
+    file.write_text("before")
+    seen = tmp_path / "seen"
+    seen.hardlink_to(file)
+
+    taken = abort(tmp_path, reason="INC-7")
+
+    assert [one.clean for one in taken] == [True]
+    assert (file.read_text(), seen.read_text()) == ("INC-7", "before")
 
 
 def test_a_torn_line_was_never_acted_upon(tmp_path: Path) -> None:

@@ -8,18 +8,16 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from kvops.chaos.netns import call_in, inode_of
 from kvops.chaos.procs import running
 from kvops.chaos.targets import Target, of_process
+from tests import ports
+from tests.waiting import WAIT_S, until
 
-WAIT_S = 10.0
 SERVER = """
 import http.server, os, select, signal, sys, threading
 name, host, port, child, tester = sys.argv[1:]
@@ -51,23 +49,6 @@ Server((host, int(port)), Handler).serve_forever()
 """
 
 
-def until(condition: Callable[[], Any], what: str, *, timeout_s: float = WAIT_S) -> Any:
-    """Wait until a condition holds; its value."""
-    deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"still waiting after {timeout_s} s: {what}"
-        pause.wait(0.01)
-    return value
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def listens(host: str, port: int) -> bool:
     """Whether a connection is accepted."""
     try:
@@ -95,7 +76,8 @@ class Victim:
         self._enter = ["nsenter", f"--net=/run/netns/{netns}"] if netns else []
         if user:
             self._enter = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
-        self.port = free_port()
+        self._held = ports.hold()
+        self.port = ports.number(self._held)
         self.log_file = folder / f"{name}.log"
         # Not -I: what a shim preloads must reach it, and StartProcess runs it with the same environment.
         self.argv = [
@@ -157,6 +139,7 @@ class Victim:
             until(lambda found=found: next(running(self.argv), None) != found, f"{self.name} ends")
         self.process.kill()
         self.process.wait(WAIT_S)
+        self._held.close()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Protocol
 import pytest
 
 import kvops
+from tests.waiting import WAIT_S
 
 SOURCE = Path(kvops.__file__).parents[1]
 
@@ -50,7 +51,7 @@ def runner(base: dict[str, str]) -> Run:
             capture_output=True,
             env=base | (env or {}),
             check=False,
-            timeout=100,
+            timeout=4 * WAIT_S,
         )
         out, err = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
         return subprocess.CompletedProcess(done.args, done.returncode, out, err)

@@ -79,6 +79,27 @@ def test_recover_takes_back_what_was_left(run: Run, kvops_env: dict[str, str], t
     assert run("chaos", "status").returncode == 0
 
 
+def test_what_a_person_has_looked_at_is_accepted(run: Run, kvops_env: dict[str, str]) -> None:
+    """A ledger that nobody can read holds up everything until a person closes it, with a reason that stays."""
+    book = Book(Path(kvops_env["KVOPS_STATE_DIR"]))
+    experiment = book.create("strange")
+    experiment.append(State.INJECTING, by="runner")
+    with experiment.ledger_file.open("ab") as file:
+        file.write(b"not a ledger\n")
+
+    stuck = run("chaos", "recover")
+    silent = run("chaos", "recover", "--accept", "strange")
+    wrong = run("chaos", "recover", "--accept", "strang", "--reason", "looked")
+    accepted = run("chaos", "recover", "--accept", "strange", "--reason", "looked: nothing is there")
+
+    assert stuck.returncode == 4
+    assert silent.returncode == wrong.returncode == 2
+    assert accepted.returncode == 0
+    assert "looked: nothing is there" in experiment.entries()[-1].detail
+    assert (experiment.folder / "ledger.unreadable").exists()
+    assert run("chaos", "status").returncode == 0
+
+
 @pytest.mark.parametrize("words", [["abort"], ["recover"], ["lab", "down"]])
 def test_nothing_to_do_is_a_success(run: Run, words: list[str]) -> None:
     """Ending, recovering and removing what is not there does nothing, and is no failure."""

@@ -16,6 +16,7 @@ import pytest
 from kvops.cli.context import Target
 from kvops.cli.guard import confirm
 from kvops.errors import Refused
+from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Run, Started
@@ -160,7 +161,7 @@ def test_ctrl_c_stops_watching_not_the_drain(group: Started) -> None:
             if b"hidden" in line:
                 break
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=WAIT_S)
 
     assert process.returncode in (130, 0)  # 0: it was done before the signal came
     assert document(run, "drain", name)["state"] == "drained"

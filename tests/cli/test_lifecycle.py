@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvops.fleet.local import LocalGroup
+from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Run, Started
@@ -90,13 +91,13 @@ def test_following_events_ends_quietly(started: Started, signum: signal.Signals,
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["event"]
         process.send_signal(signum)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=WAIT_S)
 
     assert (process.returncode, said) == (code, b"")
 
 
 def test_start_and_stop(run: Run, tmp_path: Path) -> None:
-    """A group that was started is shown as status shows it; once stopped, no process is left and status says so."""
+    """A group that was started is shown as status shows it; once stopped, status says so; forgotten, it is gone."""
     begun = document(run, "start", "--stores", "1", "--segment-size", "16MiB")
 
     assert begun["schema"] == 1
@@ -116,6 +117,8 @@ def test_start_and_stop(run: Run, tmp_path: Path) -> None:
     assert json.loads(after.stdout)["reasons"][0]["code"] == "group.stopped"
     assert run("object", "ls").returncode == 3
     assert run("events").returncode == 3
+    assert run("stop", "--forget").returncode == 0
+    assert not LocalGroup(tmp_path / "state", "local").folder.exists()
 
 
 def test_second_start(started: Started) -> None:
@@ -228,7 +231,7 @@ def test_interrupted_start(kvops_env: dict[str, str], tmp_path: Path) -> None:
                 break
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
-        process.wait(60)
+        process.wait(WAIT_S)
 
     assert process.returncode == 130
     assert "interrupted" in rest

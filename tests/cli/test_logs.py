@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kvops.cli.logs import Tail
 from kvops.files import write_yaml
 from kvops.fleet.local import GroupState, LocalGroup, Member
+from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Run
@@ -99,7 +100,7 @@ def test_following_ends_quietly(
         while process.stdout.readline() != b"fresh\n":
             pass  # it follows
         process.send_signal(signum)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=WAIT_S)
 
     assert (process.returncode, said) == (code, b"")
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.conftest import Run, environment, runner
 from tests.etcd import EtcdCluster, authority, needs_etcd
-from tests.pool import until
+from tests.waiting import until
 
 pytestmark = needs_etcd
 

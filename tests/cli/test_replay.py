@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,19 +17,29 @@ from kvops.cli.replay import detail_text, key_prefix, parse_planned
 from kvops.errors import UsageError
 from kvops.inference.synth import AGENTIC, CHAT, generate
 from kvops.inference.trace import read_trace
+from tests.waiting import WAIT_S
 
-from .conftest import Run
+from .conftest import Run, Started, environment, runner
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """One master and two small stores for all tests; each leaves them running."""
+    folder = tmp_path_factory.mktemp("group")
+    env = environment(folder)
+    run = runner(env)
+    begun = run("start", "--stores", "2", "--segment-size", "128MiB")
+    try:
+        assert begun.returncode == 0, begun.stderr
+        yield Started(run, folder, env)
+    finally:
+        run("stop", "--now")
 
 
 @pytest.fixture
-def group(run: Run) -> Iterator[Run]:
-    """A group of one master and two small stores, ready."""
-    started = run("start", "--stores", "2", "--segment-size", "128MiB")
-    assert started.returncode == 0, started.stderr
-    try:
-        yield run
-    finally:
-        run("stop", "--now")
+def group(running: Started) -> Run:
+    """How commands are run on it."""
+    return running.run
 
 
 @pytest.mark.parametrize(
@@ -105,6 +116,7 @@ def test_a_store_is_killed_in_the_middle_of_a_replay(group: Run, tmp_path: Path)
     assert "killed, on purpose" in done.stderr
     assert done.stderr.endswith("store-1 is still down: kvops restart store-1\n")
     assert group("status", "-q").returncode == 1
+    assert group("restart", "store-1").returncode == 0
 
 
 @pytest.mark.process
@@ -115,8 +127,9 @@ def test_pages_stay_for_a_warm_replay_and_are_strangers_to_a_fresh_one(group: Ru
 
     def ratio(*more: str) -> float:
         done = group(
-            "replay", trace, "--nodes", "1", "--l2-size", "0B", "--page-size", "4KiB", "-o", "json", *more
-        )
+            "replay", trace, "--nodes", "1", "--l2-size", "0B", "--page-size", "4KiB", "--deadline", "30s",
+            "-o", "json", *more,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return float(json.loads(done.stdout)["hit_ratio"]["tokens"])
 
@@ -129,17 +142,16 @@ def test_pages_stay_for_a_warm_replay_and_are_strangers_to_a_fresh_one(group: Ru
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=lambda value: str(value)
 )
-def test_an_interrupted_replay_leaves_no_engine(
-    group: Run, kvops_env: dict[str, str], signum: signal.Signals, code: int
-) -> None:
+def test_an_interrupted_replay_leaves_no_engine(running: Started, signum: signal.Signals, code: int) -> None:
     """Ctrl-C and SIGTERM in the middle end all nodes; the exit code says which it was."""
     argv = [sys.executable, "-m", "kvops", "replay", "--workload", "synth", "--speed", "0.001"]
-    with subprocess.Popen(argv, env=kvops_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(argv, env=running.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         engines: list[psutil.Process] = []
         while len(engines) < 2 and process.poll() is None:
             engines = psutil.Process(process.pid).children()
+            time.sleep(0.01)  # nothing tells of a child but a look
         process.send_signal(signum)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=WAIT_S)
 
     assert process.returncode == code, said
     assert not [one for one in engines if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]

@@ -15,6 +15,7 @@ from kvops.fleet.local import LocalGroup
 from kvops.store.control import ControlClient
 from tests.cli.conftest import Started, environment, runner
 from tests.etcd import needs_etcd
+from tests.pool import CALL_MS
 
 pytestmark = pytest.mark.process
 STORES = ("store-0", "store-1", "store-2")
@@ -73,7 +74,7 @@ class Watcher:
     def connect(self) -> Any:
         """A client of the group."""
         return kvops.connect(
-            self._master["listen"], deadline_ms=5_000, secret_file=self._secret_file, group="local"
+            self._master["listen"], deadline_ms=CALL_MS, secret_file=self._secret_file, group="local"
         )
 
     def _use(self) -> None:
@@ -196,15 +197,17 @@ def test_who_leads_is_restarted_last(tmp_path: Path) -> None:
             == 0
         )
         before = pids(group)
-        masters: list[dict[str, Any]] = json.loads(run("status", "-o", "json").stdout)["masters"]
-        (leader,) = [master["name"] for master in masters if master["role"] == "leader"]
-
         done = run("rollout", "restart", "master-0", "master-1", "master-2", *QUICKLY)
 
         assert done.returncode == 0, done.stderr
         ready = [line.split()[0] for line in done.stderr.splitlines() if " ready in " in line]
-        assert (sorted(ready), ready[-1]) == (["master-0", "master-1", "master-2"], leader)
-        assert f"{leader}   leads: another master takes over first" in done.stderr
+        # Who leads may have changed before its turn came; whoever does then is the last, and hands over.
+        handed = [
+            line.split()[0]
+            for line in done.stderr.splitlines()
+            if line.endswith("leads: another master takes over first")
+        ]
+        assert (sorted(ready), ready[-1]) == (["master-0", "master-1", "master-2"], handed[-1])
         after = pids(group)
         assert {name for name in before if after[name] != before[name]} == {
             "master-0",

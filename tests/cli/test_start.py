@@ -16,6 +16,7 @@ from kvops.cli.start import HUGE_PAGES
 from kvops.fleet.local import LocalGroup
 from kvops.store.topology import read_topology
 from tests import huge
+from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Run
@@ -153,7 +154,7 @@ def test_a_control_group_with_too_little_memory(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=WAIT_S,
     )
 
     assert done.returncode == 5, done.stderr

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import WAIT_S
+
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 PORT = 2222  # of every host: also where a test's own user could bind
 
@@ -166,7 +168,7 @@ SetEnv PATH={path} HOME={self.folder}
         self.run(name, SSHD, "-f", str(config), "-E", str(self.folder / f"{name}.log"))
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + WAIT_S
         for name in self.names:
             pid_file = self.folder / f"{name}.pid"
             # sshd writes it when it listens; nothing tells of it but the file.
@@ -182,7 +184,7 @@ SetEnv PATH={path} HOME={self.folder}
             capture_output=True,
             text=True,
             check=True,
-            timeout=30,
+            timeout=WAIT_S,
         )
         return done.stdout
 
@@ -195,7 +197,7 @@ SetEnv PATH={path} HOME={self.folder}
             stderr=subprocess.DEVNULL,
         )
 
-    def kvops(self, *args: str, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+    def kvops(self, *args: str, timeout_s: float = 4 * WAIT_S) -> subprocess.CompletedProcess[str]:
         """The command, run where the hosts can be reached."""
         source = Path(__file__).parents[2]
         env = {k: v for k, v in os.environ.items() if not k.startswith(("KVOPS_", "XDG_"))}
@@ -234,7 +236,7 @@ SetEnv PATH={path} HOME={self.folder}
 def _ip(lines: Sequence[str], namespace: str = "") -> None:
     argv = ["ip", *(["-n", namespace] if namespace else []), "-batch", "-"]
     subprocess.run(
-        argv, input="\n".join(lines) + "\n", text=True, check=True, timeout=60, capture_output=True
+        argv, input="\n".join(lines) + "\n", text=True, check=True, timeout=WAIT_S, capture_output=True
     )
 
 

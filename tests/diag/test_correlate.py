@@ -19,8 +19,8 @@ from kvops.diag import textfile
 from kvops.diag.correlate import chance, ranks, relations, spearman
 from kvops.diag.runner import select
 from kvops.diag.scrape import Totals, checked_urls, parse, scrape, totals
-from kvops.diag.watch import Watch
-from kvops.errors import UsageError
+from kvops.diag.watch import Watch, together
+from kvops.errors import Unreachable, UsageError
 
 sys.path.insert(0, str(Path(__file__).parent))
 from world import World
@@ -209,3 +209,30 @@ def test_watch_says_what_it_cannot_see() -> None:
 
     assert [row["subject"] for row in rows] == ["this host", "correlation", "correlation"]
     assert {row["event"] for row in rows} == {"unseen"}
+
+
+def test_hosts_are_watched_together() -> None:
+    """Two hosts' rows carry their names; one that cannot be collected says so once and holds the other up for nothing."""
+    paused: list[float] = []
+
+    def watch(name: str, well: bool) -> Watch:
+        clock = Passing()
+
+        def collect(window_s: float) -> dict[str, bytes]:
+            clock.now_s += window_s
+            if not well:
+                raise Unreachable(f"{name}: no route to host", fix="")
+            snapshot = World().snapshot()
+            return {**snapshot.files._files, "meta.json": json.dumps(snapshot.meta).encode()}  # type: ignore[attr-defined]
+
+        return Watch(
+            duration_s=3, every_s=1, selected=[], collect=collect, clock=clock, name=name, pause=paused.append
+        )
+
+    rows = list(together({"a": watch("a", True), "b": watch("b", False)}))
+
+    assert {row["host"] for row in rows if row["event"] == "rate"} == {"a"}
+    assert [row["text"] for row in rows if row["host"] == "b"] == [
+        "b: no route to host: no word about that time"
+    ]
+    assert paused == [1, 1, 1]

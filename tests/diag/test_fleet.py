@@ -22,6 +22,8 @@ from kvops.errors import Unreachable
 sys.path.insert(0, str(Path(__file__).parent))
 from hosts import PORT, Fleet, fleet_of, oldest_python
 
+from tests.waiting import WAIT_S
+
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
@@ -41,7 +43,7 @@ def _diagnose(fleet: Fleet, *args: str) -> tuple[int, Any]:
 def test_twenty_hosts_answer(fleet: Fleet) -> None:
     """Twenty hosts named by the inventory give twenty results at once, each under its own name, nobody is missing."""
     code, document = _diagnose(
-        fleet, "--inventory", str(fleet.inventory), "--window", "1s", "--timeout", "60s"
+        fleet, "--inventory", str(fleet.inventory), "--window", "1s", "--timeout", "200s"
     )
 
     assert code in (0, 1)  # what the checks think of this machine is not the question here
@@ -51,19 +53,19 @@ def test_twenty_hosts_answer(fleet: Fleet) -> None:
 
 
 def test_the_dead_do_not_hold_up_the_living(fleet: Fleet) -> None:
-    """Two hung hosts and one that refuses are named with the reason; the other seventeen arrive within the time."""
+    """Two hung hosts and one that refuses are named with the reason; the others arrive within the time."""
     hung = ["h03", "h07"]
     path = (fleet.folder / "h11.conf").read_text().split("SetEnv PATH=")[1].split()[0]
     for name in hung:
         os.kill(fleet.pids[name], signal.SIGSTOP)
     fleet.stop("h11")
-    timeout_s = 30
+    timeout_s = 15
     try:
         began = time.monotonic()
         code, document = _diagnose(
             fleet,
             "--host",
-            "h[01-20]",
+            "h[01-07],h11",
             "--inventory",
             str(fleet.inventory),
             "--window",
@@ -80,11 +82,11 @@ def test_the_dead_do_not_hold_up_the_living(fleet: Fleet) -> None:
 
     reasons = {row["host"]: row["reason"] for row in document["unreached"]}
     assert set(reasons) == {*hung, "h11"}
-    assert len(document["nodes"]) == 17
+    assert [node["name"] for node in document["nodes"]] == ["h01", "h02", "h04", "h05", "h06"]
     assert "onnect" in reasons["h11"] or "refused" in reasons["h11"]
     assert code in (1, 3)
     # The deadline is the promise, not a measurement: hosts that hang cost their own time-out and no more.
-    assert took_s < 2 * timeout_s + 10
+    assert took_s < timeout_s + WAIT_S
 
 
 def test_host_keys_are_enforced(fleet: Fleet, tmp_path: Path) -> None:
@@ -156,10 +158,10 @@ def test_at_once_leaves_the_hung_behind() -> None:
     def failing() -> int:
         raise Unreachable("gone", fix="")
 
-    work: dict[str, Any] = {"hung": lambda: release.wait(30), "bad": failing}
+    work: dict[str, Any] = {"hung": lambda: release.wait(WAIT_S), "bad": failing}
     work |= {f"n{i}": (lambda i=i: i) for i in range(20)}
     try:
-        results = at_once(work, timeout_s=0.3, limit=3)
+        results = at_once(work, timeout_s=2.0, limit=3)
     finally:
         release.set()
 

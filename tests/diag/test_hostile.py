@@ -18,6 +18,7 @@ from kvops.diag.facts import HostFacts
 from kvops.diag.runner import run, select
 from kvops.diag.snapshot import load, save
 from kvops.host import MemoryFiles, Sight
+from tests.waiting import WAIT_S
 
 RDMA_FAMILIES = (
     "gid.",
@@ -230,16 +231,16 @@ def test_hanging_tool_dies_with_its_group(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     began = time.monotonic()
 
-    answer = agent.run(("mlxlink", "-d", "x"), timeout_s=1.0)
+    answer = agent.run(("mlxlink", "-d", "x"), timeout_s=2.0)
 
     assert answer["timed_out"] is True
     assert answer["out"] == b"started\n"
-    assert time.monotonic() - began < 60  # not 600
+    assert time.monotonic() - began < WAIT_S  # not 600
     child = int((tmp_path / "pid").read_text())
     assert _ended(child), "the tool's child is still running"
 
 
-def _ended(pid: int, patience_s: float = 10.0) -> bool:
+def _ended(pid: int, patience_s: float = WAIT_S) -> bool:
     """Whether a process is gone, or dead and only waiting for init to notice."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import in_browser
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvops.diag import render_matrix
-from kvops.diag.matrix import Cell, Matrix, document, odd_ones, percentiles, records, rounds
+from kvops.diag.matrix import Cell, GidPair, Matrix, document, odd_ones, percentiles, records, rounds
 
 HOSTS = ["a", "b", "c", "d"]
 
@@ -212,3 +214,65 @@ def test_it_can_be_read() -> None:
     assert "<b>answer" not in page
     assert "c eth1" in page
     assert document(matrix)["odd"][0]["name"] == "c eth1"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("width", [360, 1280])
+def test_matrix_in_a_browser(tmp_path: Path, width: int) -> None:
+    """With many hosts, long names and long errors nothing sticks out sideways but what scrolls, and no link is dead."""
+    hosts = [f"gpu-{n:03}.rack-{n % 4}.example.internal" for n in range(20)]
+    matrix = _matrix(_some_of_all, hosts=hosts)
+    matrix.unreached = [("gpu-099", "connect: " + "x" * 300)]
+
+    seen = in_browser(render_matrix.page(matrix), width, tmp_path)
+
+    assert (seen["over"], seen["wide"], seen["dead"]) == (0, [], [])
+
+
+def _some_of_all(cell: Cell) -> None:
+    """One of each kind of trouble, with words as long as kernels and tools make them."""
+    if "gpu-003" in cell.source and "gpu-004" in cell.target:
+        _dead(cell)
+        cell.error = "y" * 200
+    if "gpu-007" in cell.source:
+        _slow_nic(cell)
+        cell.gbps = 20.0
+    if "gpu-009" in cell.target:
+        cell.gids = [
+            GidPair(
+                source_index=3,
+                target_index=3,
+                kind="RoCE v2, IPv4",
+                by_design=False,
+                answered=False,
+                error="z" * 90,
+            ),
+            GidPair(
+                source_index=1,
+                target_index=1,
+                kind="RoCE v2, link-local",
+                by_design=True,
+                answered=True,
+                rtt_us=9.0,
+            ),
+        ]
+
+
+def test_a_silent_gid_is_named_by_its_interface() -> None:
+    """Where one GID of one interface answers nobody, that interface is named once, not each pair."""
+    matrix = _matrix(_some_of_all, hosts=["a", "b", "gpu-009"])
+    for cell in matrix.cells:
+        if cell.source == "gpu-009":
+            cell.gids = [
+                pair.turned()
+                for other in matrix.cells
+                if (other.source_end, other.target_end) == (cell.target_end, cell.source_end)
+                for pair in other.gids
+            ]
+        elif cell.target != "gpu-009":
+            cell.gids = [
+                GidPair(source_index=3, target_index=3, kind="RoCE v2, IPv4", by_design=False, answered=True)
+            ]
+
+    named = sorted((odd.kind, odd.name) for odd in odd_ones(matrix))
+    assert named == [("interface", "gpu-009 eth0"), ("interface", "gpu-009 eth1")]

@@ -82,7 +82,7 @@ def test_explanations_have_no_circles() -> None:
 def test_diagnosis_needs_no_numpy() -> None:
     """Diagnosis starts fast and on small machines: it loads neither numpy nor grpc."""
     code = (
-        "import sys; from kvops.diag.registry import checks; checks(); import kvops.diag.render, kvops.diag.snapshot; "
+        "import sys; from kvops.diag.registry import checks; checks(); import kvops.diag.render_html, kvops.diag.snapshot; "
         "print(sorted({'numpy', 'grpc', 'paramiko', 'yaml'} & set(sys.modules)))"
     )
     path = str(PLAYBOOKS.parent)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
-import shutil
-import subprocess
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
+from browser import in_browser
 from defects import DEFECTS, PORT0
 from healthy import HEALTHY
 from world import World, judge
 
-from kvops.diag import render, report
+from kvops.diag import render, render_html, render_junit, report
 from kvops.diag.explain import SYMPTOMS, explain_error
 from kvops.diag.model import Outcome
 from kvops.diag.profile import checked, derive, differences, dump, load_profile
@@ -106,7 +103,7 @@ def test_junit_is_xml_with_one_case_a_result() -> None:
     )
     results = judge(world)
 
-    suite = ET.fromstring(render.junit(results).encode())
+    suite = ET.fromstring(render_junit.junit(results).encode())
 
     assert int(suite.get("tests") or 0) == len(results) == len(suite.findall("testcase"))
     assert int(suite.get("failures") or 0) == len(suite.findall("testcase/failure"))
@@ -121,12 +118,14 @@ def test_a_host_not_reached_is_in_every_format() -> None:
         render.markdown([], [], unreached=missing).splitlines()[0],
         str(report.document([], [], unreached=True)["verdict"]).upper(),
     ]
-    suite = ET.fromstring(render.junit([], missing).encode())
+    suite = ET.fromstring(render_junit.junit([], missing).encode())
 
     assert all("UNKNOWN" in verdict for verdict in verdicts)
     assert "UNREACHED  gpu-9: no <route> to host" in render.lines([], [], unreached=missing)
     assert "- not reached: gpu-9: no <route> to host" in render.markdown([], [], unreached=missing)
-    assert "<b>gpu-9</b> was not reached: no &lt;route&gt; to host" in render.page([], [], unreached=missing)
+    assert "<b>gpu-9</b> was not reached: no &lt;route&gt; to host" in render_html.page(
+        [], [], unreached=missing
+    )
     assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
 
 
@@ -148,7 +147,7 @@ class _Links(HTMLParser):
 def test_page_is_whole_and_needs_nothing_else() -> None:
     """The HTML page is balanced, loads nothing, escapes what it shows and marks the bad hop."""
     world = _broken().arg(100, "device_names", "<script>alert(1)</script>")
-    text = render.page([world.facts()], judge(world))
+    text = render_html.page([world.facts()], judge(world))
 
     parser = _Links()
     parser.feed(text)
@@ -215,52 +214,13 @@ def test_error_texts(text: str, check: str) -> None:
     assert check in {name for symptom in explain_error(text) for name in symptom.checks}
 
 
-MEASURE = """<script>
-addEventListener('load', () => {
-  document.querySelectorAll('details').forEach(d => d.open = true);
-  const page = document.documentElement, out = [];
-  const wide = [...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll')
-    && e.getBoundingClientRect().right > page.clientWidth + 1).map(e => e.tagName + ':' + e.textContent.slice(0, 30));
-  const dead = [...document.querySelectorAll('a[href]')].map(a => a.getAttribute('href'))
-    .filter(h => !h.startsWith('#') || !document.getElementById(h.slice(1)));
-  parent.postMessage(JSON.stringify({over: page.scrollWidth - page.clientWidth, wide, dead,
-    width: page.clientWidth, rails: document.querySelectorAll('ol.path').length,
-    links: document.querySelectorAll('a[href]').length,
-    bad: document.querySelectorAll('ol.path li.fail').length}), '*');
-});
-</script></body>"""
-
-
-def _in_browser(page: str, width: int, folder: Path) -> dict[str, Any]:
-    """What a browser makes of a page in a window of that width, with everything that folds opened."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("install chromium: apt-get install chromium")
-    inner = html.escape(page.replace("</body>", MEASURE))  # a frame: windows of a browser have a least width
-    (folder / "outer.html").write_text(
-        f'<!doctype html><script>addEventListener("message", e => document.title = e.data)</script>'
-        f'<iframe style="width:{width}px;height:900px;border:0" srcdoc="{inner}"></iframe>'
-    )
-    argv = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000", "--dump-dom"]
-    argv += [
-        "--virtual-time-budget=5000",
-        f"--user-data-dir={folder}/profile",
-        (folder / "outer.html").as_uri(),
-    ]
-    done = subprocess.run(argv, capture_output=True, timeout=90, check=True, text=True)
-    title = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
-    assert title is not None, done.stderr[-500:]
-    measured: dict[str, Any] = json.loads(html.unescape(title[1]))
-    return measured
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("width", [360, 1280])
 def test_page_in_a_browser(tmp_path: Path, width: int) -> None:
     """On a telephone and on a desk nothing sticks out sideways, no link is dead, and the bad hop leads to its cause."""
     world = _broken().log("x" * 400).swap("dmesg", "x" * 400, "mlx5_core health compromised " + "y" * 400)
 
-    seen = _in_browser(render.page([world.facts()], judge(world)), width, tmp_path)
+    seen = in_browser(render_html.page([world.facts()], judge(world)), width, tmp_path)
 
     assert width - 20 <= seen["width"] <= width  # a scroll bar takes the rest
     assert (seen["over"], seen["wide"], seen["dead"]) == (0, [], [])
@@ -291,3 +251,23 @@ def test_path_names_the_devices() -> None:
     assert "link.port_state" in hops["NIC"].checks
     assert {hop.outcome for hop in rails["mlx5_1/1"].hops} <= {Outcome.OK, Outcome.UNKNOWN}
     assert "NIC mlx5_0/1 ✗" in report.path_text(world.facts(), results)
+
+
+def test_what_root_would_see() -> None:
+    """Looked at by another user, the report ends with the checks that root would see more for; as root it does not."""
+    other = World()
+    other.meta["uid"] = 65534
+    other.drop("/proc/100/environ")
+    other.meta["errors"]["/proc/100/environ"] = "EACCES"
+    as_root = World()
+    as_root.drop("/proc/100/environ")
+    as_root.meta["errors"]["/proc/100/environ"] = "EACCES"
+
+    hidden = report.needs_root([other.facts()], judge(other))
+    text = "\n".join(render.lines([other.facts()], judge(other)))
+
+    assert "proc.env_values" in hidden
+    assert "ROOT    run as root for " in text
+    assert "proc" in text.partition("ROOT")[2]
+    assert report.document([other.facts()], judge(other))["needs_root"] == hidden
+    assert report.needs_root([as_root.facts()], judge(as_root)) == []

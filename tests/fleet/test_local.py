@@ -27,6 +27,7 @@ from kvops.fleet.local import GroupState, LocalGroup, StartPlan, default_state_d
 from kvops.fleet.process import identify
 from kvops.store.config import MasterConfig, StoreConfig
 from kvops.store.topology import read_topology
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.process
 MakeGroup = Callable[..., LocalGroup]
@@ -46,7 +47,7 @@ def test_stores_are_dealt_to_numa_nodes(make_group: MakeGroup) -> None:
     group = make_group()
     bound = StartPlan(stores=1, segment_size_bytes=1 << 20, numa_nodes=(node,))
 
-    group.start(bound, timeout_s=30)
+    group.start(bound, timeout_s=WAIT_S)
     store = load_yaml(group.config_file("store-0"), StoreConfig)
 
     stores = [member for member in plan.members() if member.role == "store"]
@@ -57,7 +58,7 @@ def test_stores_are_dealt_to_numa_nodes(make_group: MakeGroup) -> None:
     ]
     assert (store.numa_node, store.numa_bind) == (node, True)
     group.stop()
-    group.start(SMALL, timeout_s=30)
+    group.start(SMALL, timeout_s=WAIT_S)
     assert not load_yaml(group.config_file("store-0"), StoreConfig).numa_bind
 
 
@@ -73,7 +74,7 @@ def test_start_and_stop(make_group: MakeGroup) -> None:
     """A started group runs, says where, and keeps a private secret; a stopped one leaves no process."""
     group = make_group()
 
-    state = group.start(SMALL, timeout_s=30)
+    state = group.start(SMALL, timeout_s=WAIT_S)
 
     assert running(group) == ["master-0", "store-0", "store-1"]
     assert all(member.addresses["listen"] for member in state.members)
@@ -98,10 +99,10 @@ def test_start_and_stop(make_group: MakeGroup) -> None:
 def test_second_start(make_group: MakeGroup) -> None:
     """A group that runs is left alone by a second start, which says so."""
     group = make_group()
-    before = group.start(SMALL, timeout_s=30)
+    before = group.start(SMALL, timeout_s=WAIT_S)
 
     with pytest.raises(AlreadyRunning) as caught:
-        group.start(SMALL, timeout_s=30)
+        group.start(SMALL, timeout_s=WAIT_S)
 
     assert caught.value.exit_code == 5
     assert "kvops stop" in caught.value.fix
@@ -112,11 +113,11 @@ def test_second_start(make_group: MakeGroup) -> None:
 def test_start_beside_what_is_left(make_group: MakeGroup) -> None:
     """Where only some members run, a start says how to get the others back."""
     group = make_group()
-    group.start(SMALL, timeout_s=30)
+    group.start(SMALL, timeout_s=WAIT_S)
     group.act("kill", "store-1")
 
     with pytest.raises(AlreadyRunning) as caught:
-        group.start(SMALL, timeout_s=30)
+        group.start(SMALL, timeout_s=WAIT_S)
 
     assert "kvops restart store-1" in caught.value.fix
 
@@ -127,7 +128,7 @@ def test_store_that_ends_while_starting(mode: str, code: int, make_group: MakeGr
     group = make_group(modes={"store-1": mode})
 
     with pytest.raises(StartFailed) as caught:
-        group.start(SMALL, timeout_s=30)
+        group.start(SMALL, timeout_s=WAIT_S)
 
     assert running(group) == []
     assert "store-1" in caught.value.what
@@ -148,11 +149,11 @@ def test_member_that_is_never_ready(make_group: MakeGroup) -> None:
 def test_start_after_a_failed_one(make_group: MakeGroup) -> None:
     """A failed start leaves nothing in the way of the next, and the secret stays the same."""
     with pytest.raises(StartFailed):
-        make_group(modes={"store-1": "die"}).start(SMALL, timeout_s=30)
+        make_group(modes={"store-1": "die"}).start(SMALL, timeout_s=WAIT_S)
     group = make_group()
     secret = group.secret_file.read_bytes()
 
-    group.start(SMALL, timeout_s=30)
+    group.start(SMALL, timeout_s=WAIT_S)
 
     assert len(running(group)) == 3
     assert group.secret_file.read_bytes() == secret
@@ -163,11 +164,18 @@ import json, sys
 from pathlib import Path
 from kvops.fleet.local import LocalGroup, StartPlan
 
-standin, folder = sys.argv[1:] modes = json.dumps({"store-1": "hang"}) group = LocalGroup(Path(folder),
-"local", command=lambda role, path: [sys.executable, "-c", standin, role, str(path), modes]) def tell(name,
-text):
-    print(name, text, flush=True)
-group.start(StartPlan(stores=2, segment_size_bytes=1 << 20), timeout_s=600, tell=tell)
+standin, folder = sys.argv[1:]
+modes = json.dumps({"store-1": "hang"})
+group = LocalGroup(
+    Path(folder),
+    "local",
+    command=lambda role, path: [sys.executable, "-c", standin, role, str(path), modes],
+)
+group.start(
+    StartPlan(stores=2, segment_size_bytes=1 << 20),
+    timeout_s=600,
+    tell=lambda name, text: print(name, text, flush=True),
+)
 """
 
 
@@ -182,13 +190,12 @@ def test_interrupted_start(tmp_path: Path, make_group: MakeGroup) -> None:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if "populated" in line:
-                break
+        said = next((line for line in process.stdout if "populated" in line), "")
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(WAIT_S)
 
+    assert said.startswith("store-1")
     assert process.returncode in (1, -signal.SIGINT)
     assert running(make_group()) == []
 
@@ -196,9 +203,9 @@ def test_interrupted_start(tmp_path: Path, make_group: MakeGroup) -> None:
 def test_deaf_member_is_killed(make_group: MakeGroup) -> None:
     """A member that ignores SIGTERM is killed after its grace, and the receipt says so."""
     group = make_group(modes={"store-0": "deaf"})
-    group.start(SMALL, timeout_s=30)
+    group.start(SMALL, timeout_s=WAIT_S)
 
-    how = {one.name: one.how for one in group.stop(grace_s=0.2)}
+    how = {one.name: one.how for one in group.stop(grace_s=2.0)}
 
     assert how == {"store-0": "killed", "store-1": "terminated", "master-0": "terminated"}
 
@@ -206,10 +213,10 @@ def test_deaf_member_is_killed(make_group: MakeGroup) -> None:
 def test_stopped_member_ends(make_group: MakeGroup) -> None:
     """A member held by SIGSTOP still ends cleanly when asked to."""
     group = make_group()
-    group.start(SMALL, timeout_s=30)
+    group.start(SMALL, timeout_s=WAIT_S)
     group.act("pause", "store-0")
 
-    how = {one.name: one.how for one in group.stop(grace_s=30)}
+    how = {one.name: one.how for one in group.stop(grace_s=WAIT_S)}
 
     assert how["store-0"] == "terminated"
 
@@ -217,7 +224,7 @@ def test_stopped_member_ends(make_group: MakeGroup) -> None:
 def test_stop_now(make_group: MakeGroup) -> None:
     """With now, nobody is asked."""
     group = make_group()
-    group.start(SMALL, timeout_s=30)
+    group.start(SMALL, timeout_s=WAIT_S)
 
     assert {one.how for one in group.stop(now=True)} == {"killed"}
 
@@ -225,7 +232,7 @@ def test_stop_now(make_group: MakeGroup) -> None:
 def test_killed_member_is_told_from_a_stopped_one(make_group: MakeGroup) -> None:
     """A member that had ended by itself is not claimed as stopped by us."""
     group = make_group()
-    group.start(SMALL, timeout_s=30)
+    group.start(SMALL, timeout_s=WAIT_S)
     group.act("kill", "store-1")
 
     assert {one.name: one.how for one in group.stop()}["store-1"] == "had ended"
@@ -235,7 +242,7 @@ def test_killed_member_is_told_from_a_stopped_one(make_group: MakeGroup) -> None
 def test_stale_state(stale: str, make_group: MakeGroup) -> None:
     """After a reboot, or when a pid has been given to somebody else, that process is never signalled."""
     group = make_group()
-    group.start(SMALL, timeout_s=30)
+    group.start(SMALL, timeout_s=WAIT_S)
     group.stop()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
         identity = identify(stranger.pid)
@@ -251,7 +258,7 @@ def test_stale_state(stale: str, make_group: MakeGroup) -> None:
         with pytest.raises(Unreachable):
             group.act("kill", "store-0")
         assert {one.name: one.how for one in group.stop(now=True)} == {"store-0": "had ended"}
-        group.start(SMALL, timeout_s=30)
+        group.start(SMALL, timeout_s=WAIT_S)
 
         assert stranger.poll() is None
         stranger.kill()
@@ -260,10 +267,10 @@ def test_stale_state(stale: str, make_group: MakeGroup) -> None:
 def test_restart_one(make_group: MakeGroup) -> None:
     """Restarting a member leaves the others alone."""
     group = make_group()
-    before = group.start(SMALL, timeout_s=30)
+    before = group.start(SMALL, timeout_s=WAIT_S)
     group.act("kill", "store-1")
 
-    after = group.restart(["store-1"], timeout_s=30)
+    after = group.restart(["store-1"], timeout_s=WAIT_S)
 
     assert len(running(group)) == 3
     assert after.member("store-1").pid != before.member("store-1").pid
@@ -273,9 +280,9 @@ def test_restart_one(make_group: MakeGroup) -> None:
 def test_restarted_master_keeps_its_addresses(make_group: MakeGroup) -> None:
     """Clients and stores find a restarted master where it was, though its ports were any free ones."""
     group = make_group()
-    before = group.start(SMALL, timeout_s=30).member("master-0")
+    before = group.start(SMALL, timeout_s=WAIT_S).member("master-0")
 
-    after = group.restart(["master-0"], timeout_s=30).member("master-0")
+    after = group.restart(["master-0"], timeout_s=WAIT_S).member("master-0")
 
     assert after.pid != before.pid
     assert after.addresses == before.addresses
@@ -284,11 +291,11 @@ def test_restarted_master_keeps_its_addresses(make_group: MakeGroup) -> None:
 
 def test_failed_restart_spares_the_others(make_group: MakeGroup) -> None:
     """When a restarted member fails, those that were not named keep running."""
-    make_group().start(SMALL, timeout_s=30)
+    make_group().start(SMALL, timeout_s=WAIT_S)
     group = make_group(modes={"store-1": "die"})
 
     with pytest.raises(StartFailed):
-        group.restart(["store-1"], timeout_s=30)
+        group.restart(["store-1"], timeout_s=WAIT_S)
 
     assert running(group) == ["master-0", "store-0"]
 
@@ -299,7 +306,7 @@ def test_port_in_use(make_group: MakeGroup) -> None:
         plan = StartPlan(stores=1, segment_size_bytes=1 << 20, listen=f"127.0.0.1:{server.getsockname()[1]}")
 
         with pytest.raises(Refused, match="the port is in use"):
-            make_group().start(plan, timeout_s=30)
+            make_group().start(plan, timeout_s=WAIT_S)
 
     assert make_group().read() is None
 
@@ -320,7 +327,7 @@ def test_simultaneous_starts(make_group: MakeGroup) -> None:
 
     def start() -> None:
         try:
-            make_group().start(SMALL, timeout_s=30)
+            make_group().start(SMALL, timeout_s=WAIT_S)
             results.append("started")
         except AlreadyRunning:
             results.append("running")
@@ -338,8 +345,8 @@ def test_simultaneous_starts(make_group: MakeGroup) -> None:
 def test_groups_are_apart(make_group: MakeGroup) -> None:
     """Stopping one group leaves another alone."""
     one, other = make_group("one"), make_group("other")
-    one.start(SMALL, timeout_s=30)
-    other.start(SMALL, timeout_s=30)
+    one.start(SMALL, timeout_s=WAIT_S)
+    other.start(SMALL, timeout_s=WAIT_S)
 
     one.stop()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvops.store.model import Outcome, PutOptions, Reason
+from kvops.transfer.region import Region
 
 
 class MemoryPool:
@@ -21,6 +22,9 @@ class MemoryPool:
         self.get_reasons: dict[str, Reason] = {}  # what reading these keys ends with, though they are there
         self.put_reason: Reason | None = None  # what every put ends with
         self.closed = False
+
+    def allocate(self, size_bytes: int) -> memoryview:
+        return Region(size_bytes).view
 
     def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
         return next((i for i, key in enumerate(keys) if key not in self.objects), len(keys))
@@ -91,6 +95,9 @@ class FolderPool:
         if word == "bug":
             raise ZeroDivisionError("a bug of the pool")
         return Reason(word)
+
+    def allocate(self, size_bytes: int) -> memoryview:
+        return Region(size_bytes).view
 
     def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
         if self._trouble():

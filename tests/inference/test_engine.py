@@ -26,8 +26,8 @@ def node_over(pool: MemoryPool, *, l2_pages: int = 16, prefetch: str = "timeout"
         page_tokens=512,
         l2_pages=l2_pages,
         prefetch=prefetch,
-        deadline_ms=200,
-        prefetch_ms_max=1000,
+        deadline_ms=30_000,  # these pools answer at once, if the machine lets them
+        prefetch_ms_max=30_000,
         model="llama-70b",
         pool_factory="",
         pool_options={},

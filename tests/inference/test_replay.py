@@ -15,12 +15,15 @@ from typing import Any
 import psutil
 import pytest
 
+from kvops.diag.scrape import scrape
 from kvops.errors import KvopsError, Unreachable, UsageError
 from kvops.inference import replay as module
+from kvops.inference.metrics import ReplayMetrics
 from kvops.inference.replay import Planned, Progress, ReplayConfig, replay
 from kvops.inference.results import DONE, ReplayEvent, impact, summary
 from kvops.inference.synth import AGENTIC, generate
 from kvops.inference.trace import Request, describe
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.process
 
@@ -42,7 +45,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rep
             hosts=tuple(f"host-{i}" for i in range(nodes)),
             page_bytes=64,
             l2_bytes=64 * l2_pages,
-            **more,
+            **{"deadline_ms": 30_000, "prefetch_ms_max": 30_000, **more},
         )
 
     return make
@@ -79,6 +82,18 @@ def test_ctrl_c_while_an_engine_is_started(
         replay(REQUESTS, config(nodes=2))
 
     assert [process.returncode is not None for process in started] == [True]
+
+
+def test_first_tokens_are_shown_while_a_replay_runs(config: Callable[..., ReplayConfig]) -> None:
+    """/metrics counts every answer's time to first token, under a name that ``diagnose watch`` reads."""
+    counts = ReplayMetrics()
+    with counts.serve("127.0.0.1:0") as server:
+        result = replay(REQUESTS, config(), on_answer=counts.answered)
+
+        seen = scrape([f"http://{server.address}/metrics"])
+    assert seen.unseen == ()
+    assert seen.first_tokens == len(REQUESTS)
+    assert seen.first_token_s == pytest.approx(result.rows["ttft_ms"].sum() / 1000)
 
 
 def test_one_node_reaches_the_traces_limit_and_every_token_is_accounted_for(
@@ -279,7 +294,7 @@ def test_a_killed_replay_takes_its_engines_with_it(
         engines = psutil.Process(parent.pid).children()
         parent.kill()
 
-    _, alive = psutil.wait_procs(engines, timeout=20)
+    _, alive = psutil.wait_procs(engines, timeout=WAIT_S)
     assert len(engines) == 2
     assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
 

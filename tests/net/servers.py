@@ -19,6 +19,7 @@ from kvops.net.auth import Caller, Hello, Listener, Welcome
 from kvops.net.link import Address
 from kvops.net.peer import Peers, WirePeer
 from kvops.net.wire import Frame, Kind
+from tests.waiting import WAIT_S
 
 SECRET = b"s" * 32
 HELLO = Hello(role="client", group="g", name="n", host="h", numa_node=0, pid=1, boot_id="b", nonce=b"n" * 16)
@@ -61,7 +62,7 @@ def serve_echo(path: Path | None = None, *, count_max: int = 64) -> Iterator[Add
     peers = Peers(count_max)
 
     def run(work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, loop).result(WAIT_S)
 
     async def stop(server: asyncio.Server) -> None:
         server.close()
@@ -117,7 +118,7 @@ def serve_script(
                 listening.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
-            thread.join(10)
+            thread.join(WAIT_S)
 
 
 def receive_frame(sock: socket.socket) -> tuple[Frame, bytes]:
@@ -149,10 +150,10 @@ def connect_raw(address: Address) -> socket.socket:
     """A blocking socket to an address, nothing said yet."""
     if address.is_unix:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(10)
+        sock.settimeout(WAIT_S)
         sock.connect(address.host)
         return sock
-    return socket.create_connection((address.host, address.port), 10)
+    return socket.create_connection((address.host, address.port), WAIT_S)
 
 
 def connect_proved(address: Address, secret: bytes = SECRET) -> socket.socket:

@@ -30,8 +30,7 @@ from tests.net.servers import (
     serve_echo,
     serve_script,
 )
-
-WAIT_S = 10.0
+from tests.waiting import WAIT_S
 
 
 def link_to(address: Address, secret: bytes = SECRET) -> Link:

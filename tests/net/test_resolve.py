@@ -15,6 +15,7 @@ from kvops.net import link, resolve
 from kvops.net.link import Address, establish
 from kvops.net.resolve import Resolver
 from tests.net.servers import HELLO, SECRET, serve_echo
+from tests.waiting import WAIT_S
 
 
 class Names:
@@ -27,7 +28,7 @@ class Names:
 
     def __call__(self, host: str, port: None, **options: Any) -> list[Any]:
         self.asked += 1
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(WAIT_S)
         if self.answer is None:
             raise socket.gaierror(-2, "Name or service not known")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (self.answer, 0))]
@@ -44,7 +45,7 @@ def answered(resolver: Resolver, host: str) -> None:
     """Wait until no thread of this test's asks any more."""
     for thread in threading.enumerate():
         if thread.name == "resolve":
-            thread.join(10)
+            thread.join(WAIT_S)
 
 
 def test_addresses_need_no_resolver(names: Names) -> None:
@@ -127,7 +128,7 @@ def test_links_are_made_by_name(names: Names, monkeypatch: pytest.MonkeyPatch) -
         answered(resolver, "pool.invalid")
 
         made = link.Link(named, secret=SECRET, hello=HELLO)
-        establish(made, deadline=time.monotonic() + 10)
+        establish(made, deadline=time.monotonic() + WAIT_S)
 
         assert made.welcome is not None
         made.close()

@@ -18,6 +18,7 @@ from kvops.net.rpc_server import RpcServer
 from kvops.net.signing import CALL_KEY, sign_call
 from kvops.proto.kvops.v1 import control_pb2 as pb
 from kvops.proto.kvops.v1 import control_pb2_grpc
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.process
 
@@ -63,7 +64,7 @@ def server(servicer: Servicer, serve_control: Any) -> Iterator[RpcServer]:
 
 @pytest.fixture
 def stub(server: RpcServer) -> Iterator[Any]:
-    with SignedChannel(server.address, SECRET, timeout_s=5) as channel:
+    with SignedChannel(server.address, SECRET, timeout_s=WAIT_S) as channel:
         yield control_pb2_grpc.ControlStub(channel)
 
 
@@ -94,7 +95,7 @@ def test_errors_arrive_as_they_were_raised(stub: Any, servicer: Servicer) -> Non
 
 def test_a_wrong_secret_is_told_and_reaches_nothing(server: RpcServer, servicer: Servicer) -> None:
     """Another group's secret gives one clear error, and the call never reaches the service."""
-    with SignedChannel(server.address, bytes(32), timeout_s=5) as channel:
+    with SignedChannel(server.address, bytes(32), timeout_s=WAIT_S) as channel:
         stub = control_pb2_grpc.ControlStub(channel)
         with pytest.raises(AuthFailed, match="another secret"):
             stub.Status(pb.StatusRequest())
@@ -108,7 +109,7 @@ def test_unsigned_calls_are_refused(bare: grpc.Channel, servicer: Servicer) -> N
     """A plain gRPC client is refused before its request is parsed."""
     for body in (b"", b"\xff\xff"):
         with pytest.raises(grpc.RpcError) as caught:
-            bare.unary_unary(METHOD)(body, timeout=5)
+            bare.unary_unary(METHOD)(body, timeout=WAIT_S)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
     assert servicer.calls == 0
@@ -117,17 +118,17 @@ def test_unsigned_calls_are_refused(bare: grpc.Channel, servicer: Servicer) -> N
 def test_a_recorded_call_cannot_be_repeated(bare: grpc.Channel, servicer: Servicer) -> None:
     """Bytes taken from the wire work once, even with everything right."""
     _, token = sign_call(SECRET, METHOD, b"", now_ms=wall_clock_ms())
-    bare.unary_unary(METHOD)(b"", timeout=5, metadata=[(CALL_KEY, token)])
+    bare.unary_unary(METHOD)(b"", timeout=WAIT_S, metadata=[(CALL_KEY, token)])
 
     with pytest.raises(grpc.RpcError) as caught:
-        bare.unary_unary(METHOD)(b"", timeout=5, metadata=[(CALL_KEY, token)])
+        bare.unary_unary(METHOD)(b"", timeout=WAIT_S, metadata=[(CALL_KEY, token)])
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
     assert servicer.calls == 1
 
 
 def test_a_signed_body_that_is_no_message(server: RpcServer) -> None:
     """A caller of another version that sends something else is told what is wrong, not cut off."""
-    with SignedChannel(server.address, SECRET, timeout_s=5) as channel:
+    with SignedChannel(server.address, SECRET, timeout_s=WAIT_S) as channel:
         call = channel.unary_unary(METHOD, lambda body: body, lambda body: body)
         with pytest.raises(ParseError, match="not the message"):
             call(b"\xff\xff")
@@ -156,7 +157,7 @@ def test_an_impostor_is_not_believed() -> None:
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:
-            with SignedChannel(f"127.0.0.1:{port}", SECRET, timeout_s=5) as channel:
+            with SignedChannel(f"127.0.0.1:{port}", SECRET, timeout_s=WAIT_S) as channel:
                 stub = control_pb2_grpc.ControlStub(channel)
                 with pytest.raises(AuthFailed, match="does not prove"):
                     stub.Status(pb.StatusRequest())
@@ -193,24 +194,26 @@ def test_health_and_reflection_need_no_secret(server: RpcServer, bare: grpc.Chan
     states = health_pb2.HealthCheckResponse
     for service in ("", SERVICE):
         assert (
-            health.Check(health_pb2.HealthCheckRequest(service=service), timeout=5).status
+            health.Check(health_pb2.HealthCheckRequest(service=service), timeout=WAIT_S).status
             == states.NOT_SERVING
         )
 
     ask = reflection_pb2.ServerReflectionRequest(list_services="")
-    reply = next(reflection_pb2_grpc.ServerReflectionStub(bare).ServerReflectionInfo(iter([ask]), timeout=5))
+    reply = next(
+        reflection_pb2_grpc.ServerReflectionStub(bare).ServerReflectionInfo(iter([ask]), timeout=WAIT_S)
+    )
     assert SERVICE in {service.name for service in reply.list_services_response.service}
 
 
 def test_health_follows_the_server(serve_control: Any) -> None:
     """Once told that it serves, the server tells so to probes."""
     with serve_control(lambda server: None, services=[SERVICE], secrets=[SECRET]) as (running, loop):
-        asyncio.run_coroutine_threadsafe(running.set_serving(True), loop).result(5)
+        asyncio.run_coroutine_threadsafe(running.set_serving(True), loop).result(WAIT_S)
         with grpc.insecure_channel(running.address) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             request = health_pb2.HealthCheckRequest(service=SERVICE)
 
-            assert health.Check(request, timeout=5).status == health_pb2.HealthCheckResponse.SERVING
+            assert health.Check(request, timeout=WAIT_S).status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_a_port_is_never_shared(server: RpcServer, serve_control: Any) -> None:
@@ -224,7 +227,7 @@ def test_a_port_is_never_shared(server: RpcServer, serve_control: Any) -> None:
 
 def test_many_callers_at_once(server: RpcServer) -> None:
     """One channel may be used from several threads, each getting the answers of its own calls."""
-    with SignedChannel(server.address, SECRET, timeout_s=10) as channel:
+    with SignedChannel(server.address, SECRET, timeout_s=WAIT_S) as channel:
         stub = control_pb2_grpc.ControlStub(channel)
         names: list[str] = []
 

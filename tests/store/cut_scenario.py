@@ -18,7 +18,8 @@ from kvops.store.client import Pool
 from kvops.store.control import ControlClient
 from kvops.store.model import MasterStatus
 from tests.etcd import EtcdCluster
-from tests.pool import LocalPool, Member, until
+from tests.pool import LocalPool, Member
+from tests.waiting import until
 
 MASTERS = 3
 DATA = os.urandom(4_096)
@@ -49,7 +50,7 @@ def mend() -> None:
 
 
 def status(pool: LocalPool, master: Member) -> MasterStatus | None:
-    with ControlClient(master.addresses["control"], read_secret(pool.secret_file), timeout_s=1) as client:
+    with ControlClient(master.addresses["control"], read_secret(pool.secret_file), timeout_s=2) as client:
         try:
             return client.status()
         except KvopsError:
@@ -82,14 +83,13 @@ def main(direction: str) -> None:
         with closing(LocalPool(masters=MASTERS, etcd=ways)) as pool:
             until(lambda: len(leader(pool)[1].members) == MASTERS, "both standbys are in the set")
             client = pool.connect(deadline_ms=300)
-            outcomes = client.batch_put_from(KEYS, [DATA] * len(KEYS), deadline_ms=5_000)
-            assert all(outcome.ok for outcome in outcomes)
+            data = [DATA] * len(KEYS)
+            until(lambda: all(o.ok for o in client.batch_put_from(KEYS, data, deadline_ms=5_000)), "stored")
             before, said = leader(pool)
             cut(before, direction)
             after, _ = leader(pool, after=said.term)
             assert after != before, "whoever is cut off does not lead"
-            former = status(pool, pool.masters[before])
-            assert former is not None
+            former = until(lambda: status(pool, pool.masters[before]), "it answers its operators")
             assert former.role == "standby", "it has stopped by itself, although it hears clients and stores"
             until(lambda: client.put("after", DATA).ok, "a put works again")
             until(lambda: kept(client) == len(KEYS), "everything is there")

@@ -18,10 +18,11 @@ from kvops.store import messages as m
 from kvops.store.journal import COMPLETE_ROW, GONE_ROW, Recovery, live_rows, without_replicas
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests, key_digest
-from kvops.store.master_core import JournalEntry, MasterCore, MasterSettings
+from kvops.store.master_core import MasterCore, MasterSettings
 from kvops.store.messages import PutStatus, RemoveStatus
 from kvops.store.model import LOCATION, Hold, HoldInfo, HoldKind, HoldReply, StoreInfo, chunk_of
 from kvops.store.node_core import NodeCore
+from kvops.store.outbox import JournalEntry
 from kvops.store.replication import STATE_END
 from kvops.store.snapshot import StateWalk
 from kvops.store.standby import Standby
@@ -204,8 +205,8 @@ class Rig:
 
     def route(self) -> None:
         """Carry what the master left for others; keep its journal."""
-        self.stream += self.core.journal
-        for entry in self.core.journal:
+        self.stream += self.core.outbox.journal
+        for entry in self.core.outbox.journal:
             if entry.kind == JournalKind.COMPLETE:
                 self.complete.append(entry.rows)  # type: ignore[arg-type]
             elif entry.kind == JournalKind.LESS:
@@ -218,8 +219,8 @@ class Rig:
                 self.holds.update({hold.target: hold for hold in entry.holds})
             elif entry.store is not None:
                 self.stores[entry.store.id] = entry.store
-        self.core.journal.clear()
-        self.core.events.clear()
+        self.core.outbox.journal.clear()
+        self.core.outbox.events.clear()
         by_conn = {node.conn: node for node in self.nodes if node.conn}
         frames = self.core.next_frames()
         if frames:

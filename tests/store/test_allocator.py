@@ -107,12 +107,6 @@ class AllocatorMachine(RuleBasedStateMachine):
             listed |= self.granules(*block)
         assert listed == self.free
 
-    @invariant()
-    def largest_is_certain(self) -> None:
-        largest = self.allocator.largest_free_bytes
-        assert bool(largest) == bool(self.free)
-        assert not largest or self.fits(largest)
-
 
 TestAllocatorMachine = AllocatorMachine.TestCase
 TestAllocatorMachine.settings = settings(max_examples=60, deadline=None)

@@ -92,7 +92,7 @@ def test_objects_of_the_journal_are_confirmed_and_those_not_announced_are_swept(
     core = new_core()
     mount(core)
     announce(core, slots(("kept", 1, 0), ("lost", 2, 1)))
-    journalled = core.journal[-1].rows
+    journalled = core.outbox.journal[-1].rows
     restarted = new_core()
     mount(restarted)
     location = np.array(journalled["location"])
@@ -138,5 +138,5 @@ def test_nothing_is_evicted_because_a_store_still_announces() -> None:
     for now_ms in range(0, 5_000, 10):
         core.work(now_ms=now_ms)
 
-    assert core.counters.evicted == 0
+    assert core.outbox.counters.evicted == 0
     assert generations(core, "a", "b") == [1, 2]

@@ -12,6 +12,7 @@ import pytest
 from kvops.store import caretaker
 from kvops.store.breaker import Breaker
 from kvops.store.caretaker import Caretaker
+from tests.waiting import WAIT_S
 
 
 def test_close_while_it_is_busy_and_was_woken_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,14 +22,14 @@ def test_close_while_it_is_busy_and_was_woken_often(monkeypatch: pytest.MonkeyPa
 
     def stores() -> list[Any]:
         busy.set()
-        go_on.wait(10)
+        go_on.wait(WAIT_S)
         return []
 
     master: Any = SimpleNamespace(breaker=Breaker(rng=random.Random(1)))
     keeper = Caretaker(master, stores, lambda deadline: True, lambda is_open: None)
     try:
         keeper.wake()
-        assert busy.wait(10)
+        assert busy.wait(WAIT_S)
         for _ in range(1 << 17):  # more than a pipe holds
             keeper.wake()
 
@@ -37,4 +38,4 @@ def test_close_while_it_is_busy_and_was_woken_often(monkeypatch: pytest.MonkeyPa
         go_on.set()
         for thread in threading.enumerate():
             if thread.name == "kvops-caretaker":
-                thread.join(10)
+                thread.join(WAIT_S)

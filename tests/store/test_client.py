@@ -18,9 +18,12 @@ from kvops.errors import Unreachable, UsageError, WrongBuffer
 from kvops.files import default_state_dir, write_private
 from kvops.fleet.local import LocalGroup
 from kvops.net import wire
-from kvops.store.client import Pool, local_secret
+from kvops.store.client import Pool
+from kvops.store.connect import local_secret
 from kvops.store.model import Reason
 from tests.net.servers import SECRET, accept_handshake, receive_frame, serve_script
+from tests.pool import CALL_MS
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -194,11 +197,11 @@ def test_a_view_that_cannot_be_understood(tmp_path: Path) -> None:
 
     with (
         serve_script(script) as address,
-        kvops.connect(str(address), secret_file=path, group="g", deadline_ms=5_000) as pool,
+        kvops.connect(str(address), secret_file=path, group="g", deadline_ms=CALL_MS) as pool,
     ):
         with pytest.raises(Unreachable, match="View"):
             pool.stores()
-        assert pool.refresh(time.monotonic() + 5) is False
+        assert pool.refresh(time.monotonic() + WAIT_S) is False
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvops.errors import ConfigError, UsageError
+from kvops.errors import ConfigError
 from kvops.files import dump_yaml, load_yaml, parse_yaml, read_secret, write_private, write_yaml
-from kvops.store.config import MasterConfig, StoreConfig, split_address
+from kvops.store.config import MasterConfig, StoreConfig
 
 MASTER = MasterConfig(group="local", secret_file="/s/secret", state_dir="/s/master-0")
 STORE = StoreConfig(
@@ -116,23 +116,6 @@ def test_any_bytes(raw: bytes) -> None:
         parse_yaml(raw, MasterConfig, source="f")
     except ConfigError:
         pass
-
-
-@given(st.text(max_size=40))
-def test_any_address(text: str) -> None:
-    """Whatever is given as an address, it has a host and a port in range, or is refused."""
-    try:
-        host, port = split_address(text)
-    except UsageError:
-        return
-
-    assert host
-    assert 0 <= port <= 65_535
-
-
-def test_ipv6_address() -> None:
-    """An IPv6 address is written in brackets, as everywhere."""
-    assert split_address("[::1]:7800") == ("::1", 7800)
 
 
 def test_private_file(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from kvops.store.model import (
     StoreInfo,
     StoreState,
 )
+from tests.waiting import WAIT_S
 
 SECRET = bytes(range(32))
 U64_MAX = (1 << 64) - 1
@@ -157,7 +158,7 @@ def loop_and_client(source: Source, serve_control: Any) -> Iterator[tuple[Any, C
     register = ControlServicer(source).add_to
     with (
         serve_control(register, services=[SERVICE], secrets=[SECRET]) as (server, loop),
-        ControlClient(server.address, SECRET, timeout_s=5) as client,
+        ControlClient(server.address, SECRET, timeout_s=WAIT_S) as client,
     ):
         yield loop, client
 
@@ -204,7 +205,7 @@ def test_following_gives_old_and_new_once(loop_and_client: tuple[Any, ControlCli
     stream.close()
 
     assert names == ["event.old", "event.new", "event.newer"]
-    assert hung_up.wait(5)
+    assert hung_up.wait(WAIT_S)
 
 
 @pytest.mark.process
@@ -264,7 +265,7 @@ def test_a_refused_drain_says_why_and_a_granted_one_is_safe(
 
 def test_a_master_that_is_gone() -> None:
     """Asking a closed port is Unreachable, for status and for events."""
-    with ControlClient("127.0.0.1:1", SECRET, timeout_s=5) as client:
+    with ControlClient("127.0.0.1:1", SECRET, timeout_s=WAIT_S) as client:
         with pytest.raises(Unreachable):
             client.status()
         with pytest.raises(Unreachable):

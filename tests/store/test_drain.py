@@ -11,14 +11,17 @@ from kvops.errors import Refused, UsageError
 from kvops.limits import BEAT_INTERVAL_MS, LEASE_TTL_MS, STORE_TTL_MS
 from kvops.net.wire import Kind
 from kvops.store import messages as m
+from kvops.store.awake import TICK_MS
 from kvops.store.client_core import renewed
-from kvops.store.drain import COUNT_SLOTS, SWEEP_OBJECTS
+from kvops.store.journal import Kind as JournalKind
 from kvops.store.journal import recover_state
 from kvops.store.journal_writer import JournalWriter
-from kvops.store.master_core import TICK_MS, MasterCore
+from kvops.store.master_core import MasterCore
 from kvops.store.messages import PutStatus
 from kvops.store.model import Hold, HoldKind, HoldState, StoreState
+from kvops.store.outbox import JournalEntry
 from kvops.store.snapshot import Snapshot
+from kvops.store.sweep import COUNT_SLOTS, SWEEP_OBJECTS
 from kvops.transfer.messages import NodeStatus
 from tests.store.rig import Node, Rig, digests
 
@@ -277,7 +280,7 @@ def test_a_repeated_drain_changes_nothing(rig: Rig) -> None:
     first = rig.drain("store-0", reason="INC-1").holds[0]
     again = rig.drain("store-0", reason="INC-2")
     rig.live(2 * LEASE_TTL_MS)
-    rig.core.journal.clear()
+    rig.core.outbox.journal.clear()
     last = rig.core.holds.hold(
         ["store-0"], HoldKind.DRAIN, reason="INC-3", owner="o", since="", now_ms=rig.now_ms
     )
@@ -286,7 +289,7 @@ def test_a_repeated_drain_changes_nothing(rig: Rig) -> None:
     assert again.holds[0].number == last.holds[0].number == first.number
     assert last.holds[0].reason == "INC-1"
     assert last.holds[0].state is HoldState.DRAINED
-    assert rig.core.journal == []
+    assert rig.core.outbox.journal == []
 
 
 def test_an_unknown_name_changes_nothing(rig: Rig) -> None:
@@ -447,7 +450,7 @@ def test_stores_of_a_fresh_pool_are_not_held_back(rig: Rig) -> None:
         rig.put(rig.client(host), f"k{number}", b"x")
     rig.put(rig.client("host-new"), "own", b"x")
 
-    assert not rig.core._ramp.active
+    assert not rig.core.placer.ramping
     assert new.core.objects > 0
 
 
@@ -461,8 +464,9 @@ def test_holds_survive_in_the_journal_and_its_snapshot(tmp_path: Path, rig: Rig)
     rig.undrain("store-1")
     said = rig.core.holds.rows()
     journal = JournalWriter(tmp_path / "journal")
-    journal.append_holds([msgspec.structs.replace(said[0], target="store-9", state=HoldState.CORDONED)])
-    journal.append_holds([msgspec.structs.replace(said[0], target="store-9", state=HoldState.LIFTED)])
+    for state in (HoldState.CORDONED, HoldState.LIFTED):
+        hold = msgspec.structs.replace(said[0], target="store-9", state=state)
+        journal.append(*JournalEntry(JournalKind.HOLDS, holds=(hold,)).encode())
     snapshot = Snapshot(journal, rig.core)
     while not snapshot.step():
         pass
@@ -488,7 +492,7 @@ def test_a_drain_is_one_journal_entry(rig: Rig) -> None:
         now_ms=rig.now_ms,
     )
 
-    (entry,) = rig.core.journal
+    (entry,) = rig.core.outbox.journal
     assert [hold.target for hold in entry.holds] == ["store-0", "store-1"]
     assert all(isinstance(hold, Hold) for hold in entry.holds)
 

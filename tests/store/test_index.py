@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvops.errors import NoSpace, UsageError
 from kvops.limits import LEASE_TTL_MS
 from kvops.store.index import BUCKETS_MIN, FILL_MAX, ObjectIndex
-from kvops.store.lease import LeaseTable
+from kvops.store.lease import ages_ms
 from kvops.store.model import LOCATION, Digests, Locations
 
 ROW = LOCATION.itemsize
@@ -89,14 +89,13 @@ def test_maintain_finishes_a_doubling() -> None:
 def test_a_lookup_grants_leases_to_hits_only() -> None:
     """Each hit is leased from the lookup on; what was not asked for, and what only `exists` saw, is not."""
     index, digests, _ = filled(100)
-    leases = LeaseTable(index.touched_ms)
     now = 5_000
 
     index.lookup(digests[:40].tobytes(), now_ms32=now)
     index.lookup(digests[40:41].tobytes(), now_ms32=now)
     index.exists(digests.tobytes())
 
-    held = leases.leased(index.find(digests), now_ms32=now + LEASE_TTL_MS - 1)
+    held = ages_ms(index.touched_ms[index.find(digests)], now + LEASE_TTL_MS - 1) < LEASE_TTL_MS
     assert held.tolist() == [True] * 41 + [False] * 59
 
 
@@ -212,7 +211,6 @@ class IndexMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index = ObjectIndex(objects_max=20_000)
-        self.leases = LeaseTable(self.index.touched_ms)
         self.model: dict[tuple[int, int], tuple[bytes, int]] = {}
         self.hidden: set[int] = set()
         self.now = (1 << 32) - 5_000  # the clock's u32 wraps early in most runs
@@ -290,7 +288,8 @@ class IndexMachine(RuleBasedStateMachine):
         keys = list(self.model)
         slots = self.index.find(np.array(keys, dtype=np.uint64).reshape(-1, 2))
         expected = [self.now - self.model[key][1] < LEASE_TTL_MS for key in keys]
-        assert self.leases.leased(slots, now_ms32=self.now_ms32).tolist() == expected
+        ages = ages_ms(self.index.touched_ms[slots], self.now_ms32)
+        assert (ages < LEASE_TTL_MS).tolist() == expected
 
     @rule()
     def is_whole(self) -> None:

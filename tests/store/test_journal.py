@@ -25,6 +25,7 @@ from kvops.store.journal import (
 )
 from kvops.store.journal_writer import JournalWriter
 from kvops.store.model import StoreInfo, StoreState
+from kvops.store.outbox import JournalEntry
 
 
 def complete(*objects: tuple[int, int], store: int = 1) -> Rows:
@@ -81,28 +82,32 @@ def write(
             step(journal)
 
 
-def put(*objects: tuple[int, int]) -> Callable[[JournalWriter], object]:
-    return lambda journal: journal.append_rows(Kind.COMPLETE, complete(*objects))
+def put(*objects: tuple[int, int], store: int = 1) -> Callable[[JournalWriter], object]:
+    return lambda journal: journal.append(
+        *JournalEntry(Kind.COMPLETE, complete(*objects, store=store)).encode()
+    )
 
 
 def lose(*objects: tuple[int, int]) -> Callable[[JournalWriter], object]:
-    return lambda journal: journal.append_rows(Kind.GONE, gone(*objects))
+    return lambda journal: journal.append(*JournalEntry(Kind.GONE, gone(*objects)).encode())
 
 
-def mount(journal: JournalWriter) -> None:
-    journal.append_store(store(1))
+def say(info: StoreInfo) -> Callable[[JournalWriter], object]:
+    return lambda journal: journal.append(*JournalEntry(Kind.STORE, store=info).encode())
+
+
+mount = say(store(1))
 
 
 def test_a_restarted_master_knows_every_object(tmp_path: Path) -> None:
-    """What was put and not lost is there again, over several lives, with stores, notes and sequence."""
+    """What was put and not lost is there again, over several lives, with stores and sequence."""
     write(tmp_path, mount, put((1, 10), (2, 11)), lose((1, 10)))
-    write(tmp_path, put((3, 12)), lambda journal: journal.append_note({"hold": 31}))
+    write(tmp_path, put((3, 12)))
 
     state = recover_state(tmp_path)
     assert objects_in(tmp_path) == {2: 11, 3: 12}
     assert state.stores == {1: store(1)}
-    assert state.notes == [{"hold": 31}]
-    assert (state.next_sequence, state.generation_max, state.whole) == (5, 12, True)
+    assert (state.next_sequence, state.generation_max, state.whole) == (4, 12, True)
     assert state.rows[0] == complete((2, 11))[0]
 
 
@@ -119,8 +124,8 @@ def test_a_gone_store_takes_its_objects_along(tmp_path: Path) -> None:
         tmp_path,
         mount,
         put((1, 10)),
-        lambda journal: journal.append_rows(Kind.COMPLETE, complete((2, 11), store=2)),
-        lambda journal: journal.append_store(store(1, StoreState.GONE)),
+        put((2, 11), store=2),
+        say(store(1, StoreState.GONE)),
     )
 
     state = recover_state(tmp_path)
@@ -132,13 +137,9 @@ def test_a_stores_id_is_given_again(said: bool, tmp_path: Path) -> None:
     """A store that comes under an id of an earlier life holds nothing of what lay under it then."""
     again = msgspec.structs.replace(store(1), incarnation=8)
 
-    def reuse(journal: JournalWriter) -> None:
-        if said:
-            journal.append_store(store(1, StoreState.GONE))
-        journal.append_store(again)
-
-    write(tmp_path, mount, put((1, 10), (2, 11)), reuse, put((3, 12)))
-    write(tmp_path, put((4, 13)), lambda journal: journal.append_store(again))
+    reuse = [say(store(1, StoreState.GONE)), say(again)] if said else [say(again)]
+    write(tmp_path, mount, put((1, 10), (2, 11)), *reuse, put((3, 12)))
+    write(tmp_path, put((4, 13)), say(again))
 
     assert objects_in(tmp_path) == {3: 12, 4: 13}
     assert recover_state(tmp_path).generation_max == 13
@@ -234,7 +235,7 @@ def test_bodies_that_are_not_what_they_say(tmp_path: Path) -> None:
     """A whole batch with a body that makes no sense is an error, as is an unknown kind."""
     for index, (kind, body) in enumerate([(Kind.COMPLETE, b"x"), (Kind.STORE, b"\x90"), (99, b"")]):
         directory = tmp_path / str(index)
-        write(directory, lambda journal, kind=kind, body=body: journal.append(kind, body))  # type: ignore[misc]
+        write(directory, lambda journal, kind=kind, body=body: journal.append(kind, 1, body))  # type: ignore[misc]
         with pytest.raises(ParseError, match="cannot be read"):
             recover_state(directory)
 
@@ -314,7 +315,7 @@ def test_any_bytes_are_a_journal_or_an_error(
     """Whatever lies in a segment is read, or refused as ParseError; nothing else."""
     directory = tmp_path_factory.getbasetemp() / "fuzz"
     directory.mkdir(exist_ok=True)
-    whole = encode_header(Kind.NOTE, 1, 0, b"\x80") + b"\x80"
+    whole = encode_header(Kind.HOLDS, 1, 0, b"\x90") + b"\x90"
     (directory / "segment-1.log").write_bytes(whole[cut:] + data)
     try:
         recover_state(directory)
@@ -326,6 +327,6 @@ def test_stores_of_an_older_version_are_read(tmp_path: Path) -> None:
     """A field that a newer version added to a store's record does not stop this one from reading it."""
     record = msgspec.msgpack.decode(msgspec.msgpack.encode(store(1)))
     record["colour"] = "blue"
-    write(tmp_path, lambda journal: journal.append(Kind.STORE, msgspec.msgpack.encode(record)))
+    write(tmp_path, lambda journal: journal.append(Kind.STORE, 1, msgspec.msgpack.encode(record)))
 
     assert recover_state(tmp_path).stores == {1: store(1)}

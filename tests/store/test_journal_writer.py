@@ -6,7 +6,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -18,6 +17,7 @@ from kvops.errors import AlreadyRunning, ConfigError
 from kvops.store.journal import COMPLETE_ROW, GONE_ROW, Kind, Rows, recover_state, segments, snapshots
 from kvops.store.journal_writer import JournalWriter
 from kvops.store.model import StoreInfo, StoreState
+from kvops.store.outbox import JournalEntry
 
 STORE = StoreInfo(
     id=1,
@@ -37,6 +37,7 @@ STORE = StoreInfo(
     objects=0,
     transports=["tcp"],
 )
+MOUNTED = JournalEntry(Kind.STORE, store=STORE).encode()
 
 
 def complete(objects: dict[int, int]) -> Rows:
@@ -47,8 +48,12 @@ def complete(objects: dict[int, int]) -> Rows:
     return rows
 
 
-def gone(key: int, generation: int) -> Rows:
-    return np.array([((key, 0), generation)], GONE_ROW)
+def stored(objects: dict[int, int]) -> tuple[Kind, int, bytes]:
+    return JournalEntry(Kind.COMPLETE, complete(objects)).encode()
+
+
+def gone(key: int, generation: int) -> tuple[Kind, int, bytes]:
+    return JournalEntry(Kind.GONE, np.array([((key, 0), generation)], GONE_ROW)).encode()
 
 
 def objects_in(directory: Path) -> dict[int, int]:
@@ -59,8 +64,8 @@ def objects_in(directory: Path) -> dict[int, int]:
 def snapshot(journal: JournalWriter, objects: dict[int, int]) -> bool:
     """A snapshot of these objects in one go."""
     journal.begin_snapshot()
-    assert journal.append_snapshot(Kind.STORE, msgspec.msgpack.encode(STORE))
-    assert journal.append_snapshot(Kind.COMPLETE, complete(objects).tobytes(), len(objects))
+    assert journal.append_snapshot(*MOUNTED)
+    assert journal.append_snapshot(*stored(objects))
     return journal.commit_snapshot()
 
 
@@ -75,7 +80,7 @@ class Masters(RuleBasedStateMachine):
         self.generation = 0
         self.unsaved: list[int] | None = None
         self.journal = JournalWriter(self.directory, segment_bytes_max=200)
-        self.journal.append_store(STORE)
+        self.journal.append(*MOUNTED)
 
     @rule(keys=st.sets(st.integers(0, 9), min_size=1, max_size=4))
     def put(self, keys: set[int]) -> None:
@@ -84,7 +89,7 @@ class Masters(RuleBasedStateMachine):
         for key in keys:
             self.generation += 1
             fresh[key] = self.generation
-        self.journal.append_rows(Kind.COMPLETE, complete(fresh))
+        self.journal.append(*stored(fresh))
         self.objects |= fresh
 
     @precondition(lambda self: self.objects)
@@ -92,7 +97,7 @@ class Masters(RuleBasedStateMachine):
     def lose(self, data: st.DataObject) -> None:
         """One object goes."""
         key = data.draw(st.sampled_from(sorted(self.objects)))
-        self.journal.append_rows(Kind.GONE, gone(key, self.objects.pop(key)))
+        self.journal.append(*gone(key, self.objects.pop(key)))
 
     @precondition(lambda self: self.unsaved is None)
     @rule()
@@ -100,7 +105,7 @@ class Masters(RuleBasedStateMachine):
         """A snapshot begins; keys are visited one by one, as a master walks its slots."""
         self.journal.begin_snapshot()
         self.unsaved = list(range(10))
-        assert self.journal.append_snapshot(Kind.STORE, msgspec.msgpack.encode(STORE))
+        assert self.journal.append_snapshot(*MOUNTED)
 
     @precondition(lambda self: self.unsaved)
     @rule(count=st.integers(1, 5))
@@ -109,7 +114,7 @@ class Masters(RuleBasedStateMachine):
         assert self.unsaved is not None
         visited, self.unsaved = self.unsaved[:count], self.unsaved[count:]
         there = {key: self.objects[key] for key in visited if key in self.objects}
-        assert self.journal.append_snapshot(Kind.COMPLETE, complete(there).tobytes(), len(there))
+        assert self.journal.append_snapshot(*stored(there))
 
     @precondition(lambda self: self.unsaved == [])
     @rule()
@@ -149,11 +154,10 @@ def test_a_snapshot_replaces_what_came_before(tmp_path: Path) -> None:
     """After a commit the older segments and snapshots are deleted, and their disk space with them."""
     with JournalWriter(tmp_path) as journal:
         for index in range(3):
-            journal.append_rows(Kind.COMPLETE, complete({index: index + 1}))
+            journal.append(*stored({index: index + 1}))
             assert snapshot(journal, {0: 1, 1: 2})
         assert journal.flush(10)
 
-        assert journal.snapshots_total == 3
         assert (
             [number for number, _ in snapshots(tmp_path)]
             == [number for number, _ in segments(tmp_path)]
@@ -165,9 +169,9 @@ def test_a_snapshot_replaces_what_came_before(tmp_path: Path) -> None:
 def test_a_long_tail_wants_a_snapshot(tmp_path: Path) -> None:
     """Recovery stays short: a tail beyond a segment, then beyond two snapshots, asks for one."""
     with JournalWriter(tmp_path, segment_bytes_max=1_000) as journal:
-        journal.append_store(STORE)
+        journal.append(*MOUNTED)
         assert not journal.wants_snapshot
-        journal.append_rows(Kind.COMPLETE, complete(dict.fromkeys(range(30), 1)))
+        journal.append(*stored(dict.fromkeys(range(30), 1)))
         assert journal.wants_snapshot
 
         assert snapshot(journal, dict.fromkeys(range(30), 1))
@@ -177,8 +181,8 @@ def test_a_long_tail_wants_a_snapshot(tmp_path: Path) -> None:
 def test_a_commit_that_was_cut_short(tmp_path: Path) -> None:
     """Segments that a killed process had no time to delete are ignored; an unfinished snapshot is removed."""
     with JournalWriter(tmp_path) as journal:
-        journal.append_store(STORE)
-        journal.append_rows(Kind.COMPLETE, complete({1: 10}))
+        journal.append(*MOUNTED)
+        journal.append(*stored({1: 10}))
         assert journal.flush(10)
         [(_, old)] = segments(tmp_path)
         data = old.read_bytes()
@@ -196,22 +200,21 @@ def test_a_commit_that_was_cut_short(tmp_path: Path) -> None:
 def test_too_slow_a_disk_leaves_a_hole_that_a_snapshot_fills(tmp_path: Path) -> None:
     """What does not fit the queue is dropped, said so, and made good by the next snapshot."""
     with JournalWriter(tmp_path, queue_bytes_max=700) as journal:
-        journal.append_store(STORE)
-        journal.append_rows(Kind.COMPLETE, complete({1: 10}))
+        journal.append(*MOUNTED)
+        journal.append(*stored({1: 10}))
         assert journal.flush(10)
-        many = complete({key: key for key in range(20, 40)})
-        journal.append_rows(Kind.COMPLETE, many)  # 992 bytes never fit
-        journal.append_rows(Kind.COMPLETE, complete({2: 11}))  # after a hole nothing is written
+        journal.append(*stored({key: key for key in range(20, 40)}))  # 992 bytes never fit
+        journal.append(*stored({2: 11}))  # after a hole nothing is written
 
         assert not journal.flush(10)
         assert journal.wants_snapshot
         assert objects_in(tmp_path) == {1: 10}
 
         journal.begin_snapshot()
-        journal.append_rows(Kind.COMPLETE, complete({3: 12}))
+        journal.append(*stored({3: 12}))
         assert journal.flush(10)
         assert not recover_state(tmp_path).whole  # killed now, the master would know of the hole
-        assert journal.append_snapshot(Kind.COMPLETE, complete({2: 11}).tobytes(), 1)
+        assert journal.append_snapshot(*stored({2: 11}))
         assert journal.commit_snapshot()
         assert journal.flush(10)
         assert recover_state(tmp_path).whole
@@ -221,10 +224,10 @@ def test_too_slow_a_disk_leaves_a_hole_that_a_snapshot_fills(tmp_path: Path) -> 
 def test_a_hole_during_a_snapshot_spoils_it(tmp_path: Path) -> None:
     """A snapshot whose tail has a hole is given up, and the state before it stays."""
     with JournalWriter(tmp_path, queue_bytes_max=700) as journal:
-        journal.append_store(STORE)
-        journal.append_rows(Kind.COMPLETE, complete({1: 10}))
+        journal.append(*MOUNTED)
+        journal.append(*stored({1: 10}))
         journal.begin_snapshot()
-        journal.append_rows(Kind.COMPLETE, complete({key: key for key in range(20, 40)}))
+        journal.append(*stored({key: key for key in range(20, 40)}))
 
         assert not journal.commit_snapshot()
         assert journal.wants_snapshot
@@ -236,11 +239,11 @@ def test_a_hole_during_a_snapshot_spoils_it(tmp_path: Path) -> None:
 def test_a_disk_that_fails_and_recovers(tmp_path: Path) -> None:
     """A failed write stops the journal, with the reason; a snapshot begun later makes it whole."""
     with JournalWriter(tmp_path, segment_bytes_max=1) as journal:
-        journal.append_store(STORE)
+        journal.append(*MOUNTED)
         assert journal.flush(10)
         obstacle = tmp_path / f"segment-{2:016d}.log"
         obstacle.mkdir()
-        journal.append_rows(Kind.COMPLETE, complete({1: 10}))
+        journal.append(*stored({1: 10}))
 
         assert not journal.flush(10)
         assert isinstance(journal.failure, FileExistsError)
@@ -248,7 +251,7 @@ def test_a_disk_that_fails_and_recovers(tmp_path: Path) -> None:
 
         obstacle.rmdir()
         assert snapshot(journal, {1: 10})
-        journal.append_rows(Kind.COMPLETE, complete({2: 11}))
+        journal.append(*stored({2: 11}))
         assert journal.flush(10)
         assert journal.failure is None
     assert (objects_in(tmp_path), recover_state(tmp_path).whole) == ({1: 10, 2: 11}, True)
@@ -275,13 +278,12 @@ def test_a_killed_process_loses_nothing_that_was_written(tmp_path: Path) -> None
     program = """
 import itertools, sys
 from pathlib import Path
-from tests_writer import complete, STORE
-from kvops.store.journal import Kind
+from tests_writer import MOUNTED, stored
 from kvops.store.journal_writer import JournalWriter
 journal = JournalWriter(Path(sys.argv[1]), segment_bytes_max=10_000)
-journal.append_store(STORE)
+journal.append(*MOUNTED)
 for generation in itertools.count(1):
-    journal.append_rows(Kind.COMPLETE, complete({generation % 1_000: generation}))
+    journal.append(*stored({generation % 1_000: generation}))
     if generation == 500:
         journal.flush(10)
         print("flushed", flush=True)

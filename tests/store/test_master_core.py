@@ -21,9 +21,10 @@ from kvops.limits import (
 from kvops.net import wire
 from kvops.net.wire import Kind
 from kvops.store import messages as m
-from kvops.store.master_core import ORPHAN_MS, REMOVE_WAIT_MS
 from kvops.store.messages import PutStatus, RemoveStatus
 from kvops.store.model import ObjectFlag, StoreState
+from kvops.store.put_watch import ORPHAN_MS
+from kvops.store.removes import REMOVE_WAIT_MS
 from kvops.transfer.layout import footprint_bytes
 from kvops.transfer.messages import NodeStatus
 from tests.store.rig import Node, Rig, digests, end_row, hello, put_rows

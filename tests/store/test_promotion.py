@@ -14,7 +14,8 @@ from kvops.fleet.health import Known, Life, judge
 from kvops.store.control import ControlClient
 from kvops.store.model import MasterStatus
 from tests.etcd import EtcdCluster, needs_etcd
-from tests.pool import LocalPool, Member, until
+from tests.pool import LocalPool, Member
+from tests.waiting import until
 
 pytestmark = needs_etcd
 

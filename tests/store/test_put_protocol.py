@@ -20,9 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvops.limits import LEASE_MARGIN_MS, LEASE_TTL_MS, PART_CHUNK_BYTES, STORE_TTL_MS
 from kvops.net.wire import Kind
 from kvops.store.keys import NAMESPACE_DEFAULT, key_digest
-from kvops.store.master_core import ORPHAN_MS
 from kvops.store.messages import PutStatus
 from kvops.store.model import HoldKind, HoldState, ObjectFlag, StoreState, chunk_of
+from kvops.store.put_watch import ORPHAN_MS
 from kvops.transfer import messages as tm
 from kvops.transfer.layout import (
     HEADER_BYTES,
@@ -607,7 +607,7 @@ class PutProtocol(RuleBasedStateMachine):
         if not hasattr(self, "rig"):
             return
         self.note_holds()
-        evicted = self.rig.core.counters.evicted + self.rig.core.sweeper.swept_total
+        evicted = self.rig.core.outbox.counters.evicted + self.rig.core.sweeper.swept_total
         if evicted == self.evicted:
             return
         self.evicted = evicted

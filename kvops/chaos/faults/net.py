@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import re
 import shutil
 import socket
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
@@ -14,8 +19,9 @@ from kvops.chaos import netns, nft
 from kvops.chaos.faults.common import control_is_well, expect, must, new_token, not_here
 from kvops.chaos.model import EXPIRES_S_DEFAULT, OVER_IP, Evidence, Here, Layer, Signal, Transport, fault
 from kvops.chaos.probe import Ending, Probe, address_of, ask_target
-from kvops.chaos.steps import UndoStep
+from kvops.chaos.steps import DeleteQdisc, UndoStep
 from kvops.chaos.targets import Target
+from kvops.errors import FaultNotApplied
 from kvops.host import Host
 
 LOSS_PROBES_AT_ONCE: Final = 16
@@ -25,6 +31,9 @@ RTO_MIN_MS: Final = (
     180.0  # the kernel sends again after 200 ms at the earliest (TCP_RTO_MIN), measured with slack
 )
 SIGMAS: Final = 4.0
+NETEM_HANDLE: Final = "7f01:"  # ours: nobody chooses it by chance
+NETEM_ASKED: Final = 24  # requests of a proof of loss
+ORDINARY_QDISCS: Final = frozenset({"noqueue", "pfifo_fast", "fq_codel", "mq", "fq"})  # what the kernel gives
 NOT_RDMA: Final = "RDMA: hardware bypasses the kernel's path"
 
 
@@ -351,3 +360,130 @@ def _established(target: Target, served: set[int]) -> frozenset[str]:
             if words[3] == "01" and int(words[1].rpartition(":")[2], 16) in served:
                 found.add(f"{words[1]} {words[2]}")
     return frozenset(found)
+
+
+@fault("net.netem")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Netem:
+    """
+    Delay, jitter and loss of every packet that a node sends, by the kernel's network emulator.
+
+    Handshakes and connections that were there before are hit as well. Nothing ends it but its undo.
+    """
+
+    target: Target
+    control: Target
+    delay_ms: float = 50.0
+    jitter_ms: float = 0.0
+    loss_percent: float = 0.0
+    seen: dict[str, str] = field(default_factory=dict, compare=False, repr=False)  # the device
+
+    name: ClassVar[str]
+    layer: ClassVar = Layer.NETWORK
+    transports: ClassVar[frozenset[Transport]] = OVER_IP
+    certifies: ClassVar[str] = "a far or congested path, from the first packet of a handshake on"
+    does_not_certify: ClassVar[str] = f"{NOT_RDMA}; what the node receives is not touched"
+    conflicts: ClassVar[frozenset[str]] = frozenset({"net.", "process.kill", "process.pause"})
+    lasting: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.delay_ms <= 10_000 or not 0 <= self.jitter_ms <= self.delay_ms:
+            raise ValueError("delay_ms must be 1 to 10000 and jitter_ms at most that")
+        if not 0 <= self.loss_percent <= 90:
+            raise ValueError(f"loss_percent {self.loss_percent:g} is not between 0 and 90")
+        if "device" not in self.seen:
+            self.seen["device"] = "" if nft.shares_namespace(self.target) else _device(self.target)
+
+    @classmethod
+    def here(cls) -> Here:
+        return Here("tc qdisc netem", netem_missing())
+
+    def unavailable(self, host: Host) -> str | None:
+        trouble = self.here().missing or not_here(host, self.target)
+        if trouble is not None:
+            return trouble
+        if nft.shares_namespace(self.target):
+            return "it shares its network namespace with others: netem shapes a whole device (use net.delay)"
+        if not self.seen["device"]:
+            return f"{self.target.name} has its address on no device of its namespace"
+        kind = (_qdiscs(self.target, self.seen["device"]).split() or ["", "noqueue"])[1]
+        return None if kind in ORDINARY_QDISCS else f"its device has a queueing discipline already: {kind}"
+
+    def undo(self) -> list[UndoStep]:
+        return [DeleteQdisc(netns=self.target.netns, device=self.seen["device"], handle=NETEM_HANDLE)]
+
+    def inject(self, host: Host) -> None:
+        words = ["delay", f"{self.delay_ms}ms", *([f"{self.jitter_ms}ms"] if self.jitter_ms else [])]
+        words += ["loss", f"{self.loss_percent}%"] if self.loss_percent else []
+        argv = ["tc", "qdisc", "add", "dev", self.seen["device"], "root", "handle", NETEM_HANDLE, "netem"]
+        result = netns.run_in(self.target.netns, [*argv, *words])
+        if result is None or result.returncode != 0:
+            reason = result.stderr.strip()[:200] if result is not None else "its namespace has ended"
+            raise FaultNotApplied(f"the kernel refused netem: {reason}", fix="see kvops chaos doctor")
+
+    def verify(self, host: Host) -> Evidence:
+        before = self._sent()
+        asked = [
+            _from_outside(self.target, self.control, timeout_s=self.delay_ms / 1000 * 4 + 3)
+            for _ in range(NETEM_ASKED if self.loss_percent else 3)
+        ]
+        sent = self._sent() - before
+        must(sent > 0, "no packet passed the emulator")
+        # Its first packet back completes the connection, the next ones carry the answer.
+        quickest, slowest = min(one.total_ms for one in asked), max(one.total_ms for one in asked)
+        least = 0.8 * 2 * (self.delay_ms - self.jitter_ms)
+        must(quickest >= least, f"a request took {quickest:.0f} ms: less than {least:.0f} ms")
+        if self.loss_percent:
+            must(
+                slowest >= least + RTO_MIN_MS,
+                f"no request waited for a retransmission: the slowest took {slowest:.0f} ms",
+            )
+        return Evidence(
+            signals=(
+                Signal("tc qdisc", f"netem {NETEM_HANDLE} passed {sent} packets"),
+                Signal(f"requests to {self.target.name}", f"{quickest:.0f} to {slowest:.0f} ms"),
+            ),
+            control=_control(self.control),
+        )
+
+    def _sent(self) -> int:
+        text = _qdiscs(self.target, self.seen["device"], statistics=True)
+        must(f"netem {NETEM_HANDLE}" in text, "the emulator is not there")
+        found = re.search(r"Sent \d+ bytes (\d+) pkt", text)
+        return int(found[1]) if found else 0
+
+
+@cache
+def netem_missing() -> str | None:
+    """Why netem cannot be used: asked of the kernel, in a namespace that ends at once."""
+    if os.geteuid() != 0:
+        return "queueing disciplines need root"
+    if shutil.which("tc") is None:
+        return "tc is not installed: apt install iproute2"
+    words = ["unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+    try:
+        result = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"it cannot be tried: {error}"
+    if result.returncode == 0:
+        return None
+    said = (result.stderr.strip().splitlines() or ["no reason"])[0]
+    return f"the kernel has no netem ({said}): load sch_netem; net.delay and net.loss do without"
+
+
+def _qdiscs(target: Target, device: str, *, statistics: bool = False) -> str:
+    argv = ["tc", *(["-s"] if statistics else []), "qdisc", "show", "dev", device]
+    result = netns.run_in(target.netns, argv)
+    return result.stdout if result is not None else ""
+
+
+def _device(target: Target) -> str:
+    """The device that has the target's address in its namespace; "" when none has."""
+    address = address_of(target)
+    result = netns.run_in(target.netns, ["ip", "-j", "address"])
+    if address is None or result is None or result.returncode != 0:
+        return ""
+    for link in json.loads(result.stdout or "[]"):
+        if any(one.get("local") == address[0] for one in link.get("addr_info", [])):
+            return str(link["ifname"])
+    return ""

@@ -1,17 +1,30 @@
-"""Faults of what a store holds: bytes that change under its objects."""
+"""Faults of a store: bytes that change under its objects, an address at which it is not found."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
-from kvops.chaos.faults.common import control_is_well, must, not_here, not_root
-from kvops.chaos.model import ALL_TRANSPORTS, Evidence, Here, Layer, Signal, Transport, fault
-from kvops.chaos.steps import RestartRole, RestoreMemory, UndoStep
+from kvops.chaos import netns, nft
+from kvops.chaos.faults.common import control_is_well, expect, must, new_token, not_here, not_root
+from kvops.chaos.model import (
+    ALL_TRANSPORTS,
+    EXPIRES_S_DEFAULT,
+    Evidence,
+    Here,
+    Layer,
+    Signal,
+    Transport,
+    fault,
+)
+from kvops.chaos.probe import Ending, ask_target
+from kvops.chaos.steps import DeleteNftTable, RestartRole, RestoreMemory, UndoStep
 from kvops.chaos.targets import Target, fellows
 from kvops.errors import FaultNotApplied, KvopsError
 from kvops.host import Host
@@ -23,6 +36,8 @@ OBJECTS_MAX: Final = 4096
 HEADER_BYTES: Final = 64  # before each object's payload: DESIGN.md §3
 READ_BACK_MAX: Final = 8  # objects that the proof reads through a client
 CLIENT_DEADLINE_MS: Final = 2_000
+NAT_PRIORITY: Final = -110  # before anybody's own redirections
+CONNECT_TIMEOUT_S: Final = 1.0
 
 
 @fault("store.wrong_bytes")
@@ -190,3 +205,116 @@ def _segment_file(pid: int) -> Path:
         except OSError:
             continue  # closed meanwhile
     raise FaultNotApplied(f"pid {pid} has no segment open", fix="is it a store?")
+
+
+@fault("store.stale_address")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaleAddress:
+    """
+    Let the address under which a store is registered lead astray: to nobody, or to another store of its machine.
+
+    The store itself is well, and its heartbeats arrive. Connections that it has are reset, so that all are made anew.
+    """
+
+    target: Target
+    control: Target
+    answered_by: Literal["nobody", "another"] = "nobody"
+    token: str = field(default_factory=new_token)
+    expires_s: float = EXPIRES_S_DEFAULT
+
+    name: ClassVar[str]
+    layer: ClassVar = Layer.STREAM
+    transports: ClassVar[frozenset[Transport]] = frozenset({Transport.TCP})
+    certifies: ClassVar[str] = (
+        "one wrong entry in the metadata: its own share is lost, and the peer is set aside"
+    )
+    does_not_certify: ClassVar[str] = "RDMA; readers that have its memory mapped; silence (net.blackhole)"
+    conflicts: ClassVar[frozenset[str]] = frozenset({"net.", "process.kill", "process.restart", "rolling."})
+    lasting: ClassVar[bool] = True
+
+    @classmethod
+    def here(cls) -> Here:
+        missing = nft.missing()
+        if missing is None and shutil.which("ss") is None:
+            missing = "ss is not installed: apt install iproute2"
+        return Here("nft redirection, and ss -K", missing)
+
+    def unavailable(self, host: Host) -> str | None:
+        trouble = self.here().missing or not_here(host, self.target)
+        if trouble is None and self._wire(self.target) is None:
+            return f"{self.target.name} has no address for the wire"
+        lone = self.control.role != self.target.role or self.control.netns != self.target.netns
+        if trouble is None and self.answered_by == "another" and lone:
+            return f"no other store shares the network namespace of {self.target.name}"
+        return trouble
+
+    @staticmethod
+    def _wire(target: Target) -> tuple[str, int] | None:
+        host, _, port = target.addresses.get("listen", "").rpartition(":")
+        return (host.strip("[]"), int(port)) if port.isdigit() else None
+
+    def undo(self) -> list[UndoStep]:
+        return [DeleteNftTable(netns=self.target.netns, table=self.token)]
+
+    def inject(self, host: Host) -> None:
+        wire, other = self._wire(self.target), self._wire(self.control)
+        assert wire is not None  # unavailable() said so
+        if self.answered_by == "another":
+            assert other is not None
+            port = other[1]
+        else:
+            port = netns.call_in(self.target.netns, _closed_port)
+        there = f"meta l4proto @on tcp dport {wire[1]} counter name in_hits redirect to :{port};"
+        more = "\n".join(
+            f"chain {name} {{ type nat hook {hook} priority {NAT_PRIORITY}; policy accept; {there} }}"
+            for name, hook in (("arriving", "prerouting"), ("leaving", "output"))
+        )
+        nft.load(self.target, nft.ruleset(self.token, [], [], expires_s=self.expires_s, more=more))
+        # A redirection is for new connections alone.
+        argv = ["ss", "-K", "-t", "state", "established", "sport", "=", f":{wire[1]}"]
+        netns.run_in(self.target.netns, argv)
+
+    def verify(self, host: Host) -> Evidence:
+        wire = self._wire(self.target)
+        assert wire is not None
+        before = nft.hits(self.target, self.token)["in_hits"]
+        seen = netns.call_in(self.control.netns, lambda: self._who_answers(wire))
+        caught = nft.hits(self.target, self.token)["in_hits"] - before
+        must(caught > 0, "no connection met the redirection")
+        wanted = "nobody" if self.answered_by == "nobody" else self.control.name
+        must(seen == wanted, f"{wire[0]}:{wire[1]} is answered by {seen}, not by {wanted}")
+        health = ask_target(self.target, timeout_s=2.0, from_netns=self.control.netns)
+        expect(health, Ending.ANSWERED, target=self.target)
+        return Evidence(
+            signals=(
+                Signal("nft counter", f"+{caught} connections led astray"),
+                Signal(
+                    f"connection to {wire[0]}:{wire[1]}",
+                    f"answered by {seen}, while {self.target.name} answers for its health",
+                ),
+            ),
+            control=control_is_well(self.control),
+        )
+
+    def _who_answers(self, wire: tuple[str, int]) -> str:
+        """The name of the member at the other end of a new connection; ``nobody`` when it is refused."""
+        try:
+            with socket.create_connection(wire, timeout=CONNECT_TIMEOUT_S) as connection:
+                ours = connection.getsockname()[1]
+                for one in (self.target, self.control):
+                    there = self._wire(one)
+                    found = nft.connections_of(one, there[1]) if there is not None else frozenset()
+                    if any(int(address.rpartition(":")[2], 16) == ours for address in found):
+                        return one.name
+                return "somebody else"
+        except ConnectionRefusedError:
+            return "nobody"
+        except OSError as error:
+            return f"silence ({error})"
+
+
+def _closed_port() -> int:
+    """A port on which connections are refused."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

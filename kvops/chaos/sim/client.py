@@ -27,6 +27,7 @@ from kvops.net.link import Link, LinkState
 from kvops.net.wire import Frame, Kind, decode
 from kvops.store import messages as m
 from kvops.store.breaker import Breaker, Failure, RetryBudget
+from kvops.store.carrier import STALLED_S
 from kvops.store.channel import (
     FAILOVER_OPEN_MS,
     FAILOVER_OPEN_MS_MAX,
@@ -35,7 +36,7 @@ from kvops.store.channel import (
     PROBE_TIMEOUT_S,
     Trouble,
 )
-from kvops.store.client import END_RESERVE_S, STALLED_S
+from kvops.store.client import END_RESERVE_S
 from kvops.store.client_core import Located, PutPlan, ReadPlan, renewed
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests
 from kvops.store.messages import RemoveStatus
@@ -198,14 +199,13 @@ class StoreChannel:
 class _Use:
     """What an end is used for right now."""
 
-    __slots__ = ("job", "progress_us", "request", "serial", "task")
+    __slots__ = ("job", "request", "serial", "task")
 
     def __init__(self, task: Task, *, request: int = 0, job: Job | None = None) -> None:
         self.task = task
         self.serial = task.serial
         self.request = request
         self.job = job
-        self.progress_us = 0
 
 
 class VirtualUntil(Until):
@@ -307,7 +307,6 @@ class ClientProcess(Process):
         self._retries = RetryBudget()
         self._to_master: deque[tuple[Kind, bytes]] = deque(maxlen=CARE_QUEUE_MAX)
         self._caring = False
-        self._care_at_us = -1
         self._hello = self.hello_as("client")
 
     def start(self) -> None:
@@ -623,7 +622,6 @@ class ClientProcess(Process):
             return
         job = use.job
         assert job is not None
-        use.progress_us = self.us()
         if isinstance(job, MapJob):
             job.answered(body, payload)
         else:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import shutil
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvops.store.journal import HEADER_BYTES, Kind, Recovery, Rows, SnapshotEnd, encode_header, recover_state
-from kvops.store.model import Hold, StoreInfo
+from kvops.store.journal import HEADER_BYTES, Kind, Recovery, SnapshotEnd, encode_header, recover_state
 
 if TYPE_CHECKING:
     from kvops.chaos.sim.process import Process
@@ -116,7 +114,7 @@ class JournalModel:
             return self._queued_bytes <= QUEUE_BYTES_MAX // 2
         return self._tail_bytes >= max(SEGMENT_BYTES_MAX, 2 * self._snapshot_bytes)
 
-    def append(self, kind: Kind, body: bytes, count: int = 1) -> int:
+    def append(self, kind: Kind, count: int, body: bytes) -> int:
         """Queue one batch."""
         sequence = self._sequence
         self._sequence = sequence + 1
@@ -130,18 +128,6 @@ class JournalModel:
         self._put(_SEGMENT, encode_header(kind, count, sequence, body) + body)
         return sequence
 
-    def append_rows(self, kind: Kind, rows: Rows) -> int:
-        """Queue rows."""
-        return self.append(kind, rows.tobytes(), len(rows))
-
-    def append_store(self, store: StoreInfo) -> int:
-        """Queue a store."""
-        return self.append(Kind.STORE, msgspec.msgpack.encode(store))
-
-    def append_note(self, note: dict[str, Any]) -> int:
-        """Queue a map."""
-        return self.append(Kind.NOTE, msgspec.msgpack.encode(note))
-
     def begin_snapshot(self) -> None:
         """Begin the state anew."""
         assert self._snapshot is None, "one snapshot at a time"
@@ -151,9 +137,9 @@ class JournalModel:
         self._snapshot = _Snapshot(next_sequence=self._sequence)
         self._put(_BEGIN, b"")
         if missed:
-            self.append(Kind.OVERRUN, b"")
+            self.append(Kind.OVERRUN, 1, b"")
 
-    def append_snapshot(self, kind: Kind, body: bytes, count: int = 1) -> bool:
+    def append_snapshot(self, kind: Kind, count: int, body: bytes) -> bool:
         """Queue a batch of the snapshot; False: later."""
         snapshot = self._snapshot
         assert snapshot is not None
@@ -228,10 +214,6 @@ class JournalModel:
             disk.synced[self._number] = len(disk.segments[self._number])
         self._number += 1
         disk.segments[self._number] = bytearray()
-
-    def append_holds(self, holds: Sequence[Hold]) -> int:
-        """Queue holds."""
-        return self.append(Kind.HOLDS, msgspec.msgpack.encode(tuple(holds)), len(holds))
 
     def flush(self) -> None:
         """All that is queued is written; the time that takes is not modelled."""

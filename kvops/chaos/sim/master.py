@@ -25,13 +25,15 @@ from kvops.net.auth import Hello, Welcome, WireTrouble
 from kvops.net.wire import Kind, decode
 from kvops.store import messages as m
 from kvops.store import term as terms
+from kvops.store.awake import TICK_MS
 from kvops.store.coord import TIMEOUT_S_MAX
 from kvops.store.election import Claim, Election, Op, Revoke, Role, Seen
 from kvops.store.follower import RETRY_S, SILENCE_S
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.journal_writer import JournalWriter
-from kvops.store.master_core import TICK_MS, JournalEntry, MasterCore, MasterSettings
+from kvops.store.master_core import MasterCore, MasterSettings
 from kvops.store.model import GENERATION_SEQUENCE_BITS, HoldKind
+from kvops.store.outbox import JournalEntry
 from kvops.store.replication import ACK, ENTRY, Replication
 from kvops.store.snapshot import Snapshot
 from kvops.store.standby import Standby
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 IDLE_US: Final = 50_000  # between looks for work, a little less often than IDLE_INTERVAL_S
 BUSY_US: Final = 2_000  # … while there is some
 SNAPSHOT_PAUSE_MS: Final = 1_000
+FIRST_TERM: Final = 1_000_000  # a real master counts minutes from 2024, and a seed would not replay
 ALWAYS: Final = 1 << 63  # a lease that nobody else can have
 TAKE_OVER_US: Final = 1_000
 COMMIT_US: Final = 2_000  # between looks whether standbys have what an operator did
@@ -239,7 +242,7 @@ class MasterProcess(Process):
             self.election = Election(claim, ttl_s=self._ttl_s, term_min=terms.read_term(self.disk.directory))
             self.world.say(self.name, "started")
         else:
-            self._lead_from_journal(terms.raise_term(self.disk.directory, at_least=1))
+            self._lead_from_journal(terms.raise_term(self.disk.directory, at_least=1, first=FIRST_TERM))
             self.world.oracle.master_leads(self)
         self._tick()
         if self.election is not None:
@@ -265,7 +268,7 @@ class MasterProcess(Process):
             return 0
         seen = recovery.generation_max >> GENERATION_SEQUENCE_BITS
         if seen >= self.core.term and not self._etcd:
-            self.core.raise_term(terms.raise_term(self.disk.directory, at_least=seen + 1))
+            self.core.raise_term(terms.raise_term(self.disk.directory, at_least=seen + 1, first=FIRST_TERM))
         self.core.restore(recovery, now_ms=self.now_ms())
         return recovery.next_sequence
 
@@ -358,7 +361,9 @@ class MasterProcess(Process):
                 self.election.term_wanted = max(self.election.term_wanted, seen)
                 self._wake()
             else:
-                self.core.raise_term(terms.raise_term(self.disk.directory, at_least=seen + 1))
+                self.core.raise_term(
+                    terms.raise_term(self.disk.directory, at_least=seen + 1, first=FIRST_TERM)
+                )
 
     # Time.
 
@@ -382,13 +387,16 @@ class MasterProcess(Process):
 
     def _slice(self, now: int) -> None:
         core = self.core
-        if core.journal:
+        if core.outbox.journal:
             self._write_journal()
-        evicted, swept = core.counters.evicted, core.sweeper.swept_total
+        evicted, swept = core.outbox.counters.evicted, core.sweeper.swept_total
         core.work(now_ms=now)
-        if core.journal:
+        if core.outbox.journal:
             self.world.oracle.master_dropped(
-                self, core.journal, core.counters.evicted - evicted, core.sweeper.swept_total - swept
+                self,
+                core.outbox.journal,
+                core.outbox.counters.evicted - evicted,
+                core.sweeper.swept_total - swept,
             )
         self._send()
         if self._snapshot is not None and self._snapshot.step():
@@ -397,7 +405,7 @@ class MasterProcess(Process):
 
     def _send(self) -> None:
         core = self.core
-        if core.journal:
+        if core.outbox.journal:
             self._write_journal()
         if core.has_output:
             pending = self.replication is not None and self.replication.pending
@@ -409,12 +417,12 @@ class MasterProcess(Process):
                     self.replication.hold(conn, data)
                 else:
                     self._write(conn, data)
-        if core.events:
+        if core.outbox.events:
             if self.world.recording:
-                for event in core.events:
+                for event in core.outbox.events:
                     detail = " ".join(f"{name}={value}" for name, value in event.detail.items())
                     self.world.say(self.name, f"{event.event} {event.subject} {detail}".rstrip())
-            core.events.clear()
+            core.outbox.events.clear()
 
     def _write(self, conn: int, data: bytes) -> None:
         end = self._conns.get(conn)
@@ -424,8 +432,7 @@ class MasterProcess(Process):
             end.send(head.kind, head.request, data[wire.HEADER_BYTES :])
 
     def _write_journal(self) -> None:
-        entries: list[JournalEntry] = self.core.journal
-        self.core.journal = []
+        entries = self.core.outbox.take_journal()
         now = self.now_ms()
         for entry in entries:
             if entry.kind == JournalKind.COMPLETE and entry.rows is not None:
@@ -438,8 +445,7 @@ class MasterProcess(Process):
         if self._journal is None:
             return
         for entry in entries:
-            kind, count, body = entry.encode()
-            self._journal.append(kind, body, count)
+            self._journal.append(*entry.encode())
         if self._journal.wants_snapshot and self._snapshot is None and now >= self._snapshot_after_ms:
             self._snapshot = Snapshot(cast(JournalWriter, self._journal), self.core)
 
@@ -600,8 +606,7 @@ class MasterProcess(Process):
             while not snapshot.step():
                 self._journal.flush()
         elif self._journal is not None:
-            kind, count, body = entry.encode()
-            self._journal.append(kind, body, count)
+            self._journal.append(*entry.encode())
 
     # Standbys.
 
@@ -645,7 +650,7 @@ class MasterProcess(Process):
 
     def _must_wait(self, kind: int, answer: bytes) -> bool:
         assert self.replication is not None
-        if self.core.journal:
+        if self.core.outbox.journal:
             self._write_journal()
         if not self.replication.pending:
             return False

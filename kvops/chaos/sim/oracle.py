@@ -35,10 +35,11 @@ from kvops.net.wire import Kind
 from kvops.store.client_core import Located
 from kvops.store.journal import Kind as JournalKind
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests
-from kvops.store.master_core import JournalEntry, MasterCore
+from kvops.store.master_core import MasterCore
 from kvops.store.model import Outcome, Reason, StoreInfo, StoreState, chunk_of
 from kvops.store.node_core import Write
 from kvops.store.objects import Place
+from kvops.store.outbox import JournalEntry
 from kvops.transfer import messages as tm
 from kvops.transfer.layout import MAGIC, ObjectHeader, footprint_bytes
 from kvops.transfer.messages import NodeStatus
@@ -153,7 +154,7 @@ class Oracle:
         for at in range(0, len(digests), DIGEST_BYTES):
             digest = digests[at : at + DIGEST_BYTES]
             put = core.puts.get(digest)
-            newest = (core._next_floor() if put is None else put.generation) - 1
+            newest = (core.generations.ceiling() if put is None else put.generation) - 1
             key = self._keys[digest]
             self._removed[key] = max(self._removed.get(key, 0), newest)
             self._removals.setdefault(key, []).append((self.world.scheduler.now_us, newest))

@@ -38,7 +38,7 @@ _RETRANSMITS = (
     "RetransSegs",
     "retrans_pkts",
 )
-_TIMEOUTS = ("local_ack_timeout_err", "roce_adp_retrans_to", "retrans_timeout_events")
+_TIMEOUTS = ("local_ack_timeout_err", "roce_adp_retrans_to", "retrans_timeout_events", "to_retransmits")
 _GIVEN_UP = ("req_transport_retries_exceeded", "max_retry_exceeded", "unresponsive_remote_events")
 
 

@@ -55,6 +55,20 @@ def _nics(host: HostFacts) -> list[PciFunction]:
     return [f for f in host.pci if f.vendor == MELLANOX and (f.pci_class or 0) >> 8 in NETWORK_CLASSES]
 
 
+def _should_carry_rdma(host: HostFacts) -> Iterator[tuple[PciFunction, PciFunction | None]]:
+    """
+    Functions that should have an RDMA device, with one of the same make that has: for other makers than
+    Mellanox, whose every card does, only such a twin tells a NIC with RDMA from one without.
+    """
+    owners = [device.pci for device in attempt(lambda: host.devices) or () if device.pci is not None]
+    twins = {(owner.vendor, owner.device): owner for owner in owners}
+    nics = {function.bdf for function in _nics(host)}
+    for function in host.pci:
+        twin = twins.get((function.vendor, function.device))
+        if twin is not None or function.bdf in nics:
+            yield function, twin
+
+
 @check(
     "driver.modules_loaded",
     title="The modules of the RDMA path are loaded",
@@ -152,6 +166,13 @@ def char_devices(host: HostFacts) -> Iterator[Finding]:
         yield info("/dev/infiniband/issm*", "missing: only a subnet manager needs it", evidence=evidence[:1])
 
 
+def _in_bond(function: PciFunction) -> bool:
+    """Whether its interface is a bond's member: the RDMA device may be the bond's."""
+    netdevs = attempt(lambda: function.host.ls(f"{function.path}/net")) or ()
+    bonds = attempt(lambda: function.host.bonds) or {}
+    return any(member.name in netdevs for bond in bonds.values() for member in bond.members)
+
+
 @check(
     "driver.device_count",
     title="Every NIC has its RDMA device",
@@ -185,8 +206,8 @@ def device_count(host: HostFacts) -> Iterator[Finding]:
         return
     bonded = {d.pci.bdf.rpartition(".")[0] for d in host.devices if d.pci is not None and d.is_bond}
     owners = {device.pci.bdf for device in host.devices if device.pci is not None}
-    for function in attempt(lambda: _nics(host)) or []:
-        quiet = function.driver in (None, "vfio-pci") or function.is_virtual
+    for function, _ in attempt(lambda: list(_should_carry_rdma(host))) or ():
+        quiet = function.driver in (None, "vfio-pci") or function.is_virtual or _in_bond(function)
         if quiet or function.bdf in owners or function.bdf.rpartition(".")[0] in bonded:
             continue
         if not (wants_rdma(host) or owners):
@@ -680,7 +701,7 @@ def kernel_log(host: HostFacts) -> Iterator[Finding]:
 def device_unbound(host: HostFacts) -> Iterator[Finding]:
     if host.is_container:
         raise Skip("in a container")
-    for function in _nics(host):
+    for function, twin in _should_carry_rdma(host):
         bound = function.driver or attempt(lambda: host.ls(f"{function.path}/net"))
         if not bound and host.snapshot.sight_of(f"{function.path}/driver")[0] is not Sight.ABSENT:
             raise Unseen(f"{function.path}/driver", Sight.NOT_COLLECTED)
@@ -688,7 +709,7 @@ def device_unbound(host: HostFacts) -> Iterator[Finding]:
             yield fail(
                 function.bdf,
                 "no driver bound",
-                "mlx5_core (vfio-pci if it is for a guest)",
+                f"{(twin and twin.driver) or 'mlx5_core'} (vfio-pci if it is for a guest)",
                 fix=f"echo {function.bdf} > /sys/bus/pci/drivers_probe",
                 persists=False,
                 evidence=[

@@ -6,6 +6,7 @@ import ipaddress
 import itertools
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -82,8 +83,7 @@ def parse_addr(text: str) -> dict[str, LinkAddresses]:
     return links
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """One route. ``network`` None means default of a family that the line does not tell."""
 
     network: Network | None
@@ -159,8 +159,7 @@ def parse_routes(text: str, *, table: str = "main", device: str = "") -> list[Ro
     return routes
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """One policy rule, in the order of preference."""
 
     preference: int
@@ -188,8 +187,7 @@ def parse_rules(text: str) -> list[Rule]:
     return rules
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbour:
+class Neighbour(NamedTuple):
     """One entry of the neighbour table."""
 
     address: Address

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvops.diag.parsers.sysfs import bad
 
 LOG_LINES_MAX = 200_000
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(NamedTuple):
     """One line of the kernel's log. ``seconds`` is since boot, None if the line has another kind of time."""
 
     seconds: float | None
@@ -39,8 +37,7 @@ def parse_ovs_map(text: str) -> dict[str, str]:
     return {key: value.strip('"') for key, value in re.findall(r'([\w-]+)=("[^"]*"|[^,}\s]+)', text)}
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(NamedTuple):
     """One datapath flow."""
 
     text: str
@@ -113,8 +110,7 @@ def parse_json(text: str) -> Any:
         raise bad("JSON", text) from error
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMemory:
+class GpuMemory(NamedTuple):
     """One GPU of ``nvidia-smi -q -d MEMORY``, in bytes."""
 
     bdf: str

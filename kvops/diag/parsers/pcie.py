@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 def full_bdf(text: str) -> str:
@@ -12,8 +12,7 @@ def full_bdf(text: str) -> str:
     return word if word.count(":") == 2 else f"0000:{word}"
 
 
-@dataclass(frozen=True, slots=True)
-class PciText:
+class PciText(NamedTuple):
     """One function's block."""
 
     bdf: str

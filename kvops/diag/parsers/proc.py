@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvops.diag.parsers.sysfs import bad
 
@@ -88,8 +88,7 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * scale) if "." in match[1] else int(match[1]) * scale
 
 
-@dataclass(frozen=True, slots=True)
-class Mapping:
+class Mapping(NamedTuple):
     """One line of /proc/<pid>/numa_maps, in bytes a node."""
 
     policy: str
@@ -120,8 +119,7 @@ def parse_numa_maps(text: str) -> list[Mapping]:
     return mappings
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """One line of /proc/<pid>/maps."""
 
     start: int
@@ -137,8 +135,7 @@ def parse_maps(text: str) -> list[Region]:
     return [Region(int(m[1], 16), int(m[2], 16), m[3], m[4]) for m in matches if m is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(NamedTuple):
     """One line of /proc/mounts."""
 
     device: str
@@ -207,16 +204,14 @@ def parse_interrupts(text: str) -> dict[str, str]:
     return names
 
 
-@dataclass(frozen=True, slots=True)
-class BondMember:
+class BondMember(NamedTuple):
     """One ``Slave Interface`` block."""
 
     name: str
     fields: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Bond:
+class Bond(NamedTuple):
     """/proc/net/bonding/<bond>."""
 
     fields: dict[str, str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvops.errors import ParseError
 
@@ -50,8 +50,7 @@ def parse_enum(text: str) -> tuple[int, str]:
     return int(match[1]), match[2]
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(NamedTuple):
     """A port's line rate. ``lanes`` is 0 if the text does not say."""
 
     gbps: float

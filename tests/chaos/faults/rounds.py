@@ -15,11 +15,14 @@ from kvops.host import LocalHost
 
 HOST = LocalHost()
 LEASE_S = 20.0  # nothing here tests the lease, and the machine may be busy
+VERIFY_S = 30.0  # likewise
 
 
 def there_and_back(fault: Any, state_dir: Path) -> Injection:
     """Inject a fault, prove it twice, undo it twice, and see its proof refuse."""
-    with Injection([fault], host=HOST, state_dir=state_dir, lease_s=LEASE_S, verify_timeout_s=15) as one:
+    with Injection(
+        [fault], host=HOST, state_dir=state_dir, lease_s=LEASE_S, verify_timeout_s=VERIFY_S
+    ) as one:
         evidence = one.inject()
         again = one.recheck()
         proof = one.undo()

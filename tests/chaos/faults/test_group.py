@@ -14,7 +14,8 @@ from kvops.chaos.targets import build, neighbour, of_group, select
 from kvops.fleet.local import LocalGroup, StartPlan
 from kvops.host import LocalHost
 from tests.chaos.faults.rounds import noop, there_and_back
-from tests.pool import until
+from tests.pool import CALL_MS
+from tests.waiting import WAIT_S, until
 
 pytestmark = [
     pytest.mark.process,
@@ -31,6 +32,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("rolling.restart", "store", {}),
     ("store.drain_under_load", "store", {}),
     ("store.wrong_bytes", "store", {"objects": 16}),
+    ("store.stale_address", "store", {}),
+    ("store.stale_address", "store", {"answered_by": "another"}),
     ("config.bad_value", "store", {"key": "segment_size_bytes", "value": 8 * MIB}),
     ("config.bad_value", "store", {"key": "segment_size_bites", "value": 1}),
 ]
@@ -42,7 +45,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalGroup]:
     """Two masters over an etcd of three, and two stores."""
     found = LocalGroup(tmp_path_factory.mktemp("chaos"), "chaos")
     plan = StartPlan(masters=2, stores=2, etcd_members=3, segment_size_bytes=16 * MIB)
-    found.start(plan, timeout_s=90)
+    found.start(plan, timeout_s=2 * WAIT_S)
     try:
         yield found
     finally:
@@ -54,10 +57,11 @@ def fill(group: LocalGroup) -> None:
     masters = [one.addresses["listen"] for one in of_group(group) if one.role == "master"]
     for host in ("host-0", "host-1"):
         with kvops.connect(
-            masters, group=group.name, secret_file=group.secret_file, deadline_ms=5_000, host=host
+            masters, group=group.name, secret_file=group.secret_file, deadline_ms=CALL_MS, host=host
         ) as pool:
             until(lambda pool=pool, host=host: pool.put(f"{host}-0", bytes(4096)).ok, "the pool takes puts")
-            assert all(pool.put(f"{host}-{index}", bytes(4096)).ok for index in range(16))
+            for index in range(16):
+                until(lambda pool=pool, key=f"{host}-{index}": pool.put(key, bytes(4096)).ok, "a put")
 
 
 def fault_on(group: LocalGroup, name: str, role: str, arguments: dict[str, Any]) -> Any:

@@ -19,6 +19,7 @@ from kvops.host import LocalHost
 from tests.chaos.faults.rounds import noop, there_and_back
 from tests.chaos.victims import Victim, victims
 from tests.pool import ROOT
+from tests.waiting import WAIT_S
 
 pytestmark = [
     pytest.mark.process,
@@ -43,14 +44,14 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A small file system of its own."""
     folder = tmp_path_factory.mktemp("disk")
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=False, timeout=10
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], check=False, timeout=WAIT_S
     )
     if mounted.returncode != 0:
         pytest.skip("needs to mount a tmpfs")
     try:
         yield folder
     finally:
-        subprocess.run(["umount", folder], check=True, timeout=10)
+        subprocess.run(["umount", folder], check=True, timeout=WAIT_S)
 
 
 @pytest.fixture(scope="module")

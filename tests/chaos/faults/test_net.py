@@ -23,7 +23,9 @@ from kvops.chaos.probe import Ending, ask_target
 from kvops.chaos.targets import build
 from kvops.errors import FaultNotApplied, NotInjected
 from kvops.host import LocalHost
-from tests.chaos.victims import Victim, until, victims
+from tests.chaos.faults.rounds import LEASE_S, VERIFY_S
+from tests.chaos.victims import Victim, victims
+from tests.waiting import WAIT_S, until
 
 pytestmark = [
     pytest.mark.process,
@@ -44,6 +46,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("net.delay", {"delay_ms": 60}),
     ("net.bandwidth", {"kbytes_per_s": 200}),
     ("net.corrupt", {"share": 0.5}),
+    ("net.netem", {"delay_ms": 40}),
+    ("net.netem", {"delay_ms": 20, "loss_percent": 30}),
 ]
 IDS = [" ".join([name, *map(str, arguments.values())]) for name, arguments in CASES]
 
@@ -62,7 +66,7 @@ def nodes() -> Iterator[list[Victim]]:
     made: list[str] = []
 
     def run(*argv: str) -> None:
-        subprocess.run(argv, check=True, timeout=10)
+        subprocess.run(argv, check=True, timeout=WAIT_S)
 
     with tempfile.TemporaryDirectory(prefix="kvops-") as folder:
         found: list[Victim] = []
@@ -124,7 +128,7 @@ def test_inject_verify_undo_undo(
     """A fault is proved, taken back, taken back again without harm, and then its own proof refuses."""
     fault = fault_on(pair, name, arguments)
 
-    with Injection([fault], host=HOST, state_dir=tmp_path, lease_s=10) as one:
+    with Injection([fault], host=HOST, state_dir=tmp_path, lease_s=LEASE_S, verify_timeout_s=VERIFY_S) as one:
         evidence = one.inject()
         again = one.recheck()
         proof = one.undo()
@@ -151,7 +155,7 @@ def test_noop_is_not_injected(
 
     with (
         pytest.raises(NotInjected),
-        Injection([sham], host=HOST, state_dir=tmp_path, verify_timeout_s=0.2, lease_s=10) as one,
+        Injection([sham], host=HOST, state_dir=tmp_path, verify_timeout_s=0.2, lease_s=LEASE_S) as one,
     ):
         one.inject()
 
@@ -164,7 +168,7 @@ def test_partition_covers_new_connections_of_the_target(shared: list[Victim], tm
         server.bind(("127.0.0.1", 0))
         server.listen()
         fault = fault_on(shared, "net.partition", {})
-        with Injection([fault], host=HOST, state_dir=tmp_path, lease_s=10) as one:
+        with Injection([fault], host=HOST, state_dir=tmp_path, lease_s=LEASE_S) as one:
             one.inject()
             # A child of the target is in its control group: it connects as the target would.
             group = Path(str(nft.cgroup2_root())) / fault.token
@@ -172,7 +176,7 @@ def test_partition_covers_new_connections_of_the_target(shared: list[Victim], tm
                 [sys.executable, "-c", CONNECT, str(group), str(server.getsockname()[1])],
                 capture_output=True,
                 text=True,
-                timeout=10,
+                timeout=WAIT_S,
                 check=True,
             ).stdout
             one.undo()
@@ -196,7 +200,7 @@ def test_only_from_some_peers(nodes: list[Victim], tmp_path: Path) -> None:
     """A partition from named peers cuts those off."""
     fault = fault_on(nodes, "net.partition", {"peers": [nodes[1].host]})
 
-    with Injection([fault], host=HOST, state_dir=tmp_path, lease_s=10) as one:
+    with Injection([fault], host=HOST, state_dir=tmp_path, lease_s=LEASE_S) as one:
         evidence = one.inject()
         one.undo()
 

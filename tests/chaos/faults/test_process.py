@@ -15,6 +15,7 @@ from kvops.chaos.targets import build
 from kvops.errors import FaultNotApplied, NotInjected, UsageError
 from kvops.fleet.process import is_running, is_stopped
 from kvops.host import LocalHost
+from tests.chaos.faults.rounds import LEASE_S, VERIFY_S
 from tests.chaos.victims import Victim, victims
 
 pytestmark = pytest.mark.process
@@ -50,7 +51,12 @@ def test_inject_verify_undo_undo(
     states: list[State] = []
 
     with Injection(
-        [fault], host=HOST, state_dir=tmp_path, on_state=lambda state, detail: states.append(state)
+        [fault],
+        host=HOST,
+        state_dir=tmp_path,
+        on_state=lambda state, detail: states.append(state),
+        lease_s=LEASE_S,
+        verify_timeout_s=VERIFY_S,
     ) as one:
         evidence = one.inject()
         again = one.recheck()
@@ -80,7 +86,7 @@ def test_noop_is_not_injected(
 
     with (
         pytest.raises(NotInjected),
-        Injection([sham], host=HOST, state_dir=tmp_path, verify_timeout_s=0.3) as one,
+        Injection([sham], host=HOST, state_dir=tmp_path, verify_timeout_s=0.3, lease_s=LEASE_S) as one,
     ):
         one.inject()
 
@@ -92,7 +98,7 @@ def test_pause_stops_the_whole_role(servers: list[Victim], tmp_path: Path) -> No
     fault = fault_on(servers, "process.pause", {})
     assert len(fault.target.processes) == 2
 
-    with Injection([fault], host=HOST, state_dir=tmp_path) as one:
+    with Injection([fault], host=HOST, state_dir=tmp_path, lease_s=LEASE_S) as one:
         one.inject()
         stopped = [is_stopped(each) for each in fault.target.processes]
         one.undo()

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvops.store import master_core, node_core
+from kvops.limits import DIGEST_BYTES
+from kvops.store import master_core, node_core, removes
 from kvops.store.allocator import Allocator
 from kvops.store.breaker import GroupBreaker
 from kvops.store.election import Role
 from kvops.store.leadership import Leadership
 from kvops.store.master import ALWAYS
 from kvops.store.messages import RemoveStatus
+from kvops.store.reports import Reports
 from kvops.store.stores import StoreTable
 
 SULK_MS = 10_000
@@ -32,10 +34,10 @@ def _resurrect() -> None:
     """``remove`` says that it is done, and does nothing."""
 
     def remove(self: Any, conn: int, request: int, body: bytes, *, now_ms: int) -> bytes:
-        count = len(body) // master_core.DIGEST_BYTES
+        count = len(body) // DIGEST_BYTES
         return bytes([RemoveStatus.REMOVED] * count)
 
-    master_core.MasterCore._remove = remove
+    removes.Removes.start = remove
 
 
 def _forget() -> None:
@@ -127,16 +129,16 @@ def _leads_forever() -> None:
 
 def _shared_fate() -> None:
     """One client cannot reach one store, and the whole group is told to keep away for ten seconds."""
-    report, probe = master_core.MasterCore._report, GroupBreaker.try_probe
+    report, probe = Reports.report, GroupBreaker.try_probe
 
-    def alarmed(self: Any, hello: Any, said: Any, *, now_ms: int) -> bytes:
+    def alarmed(self: Any, host: str, said: Any, *, host_count: Any, now_ms: int) -> None:
         self.breaker.trip(now_ms=now_ms)
-        return report(self, hello, said, now_ms=now_ms)
+        report(self, host, said, host_count=host_count, now_ms=now_ms)
 
     def sulking(self: GroupBreaker, *, now_ms: int) -> bool:
         return now_ms - self.changed_ms > SULK_MS and probe(self, now_ms=now_ms)
 
-    master_core.MasterCore._report = alarmed
+    Reports.report = alarmed
     GroupBreaker.try_probe = sulking
 
 
