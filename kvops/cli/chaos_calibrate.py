@@ -23,6 +23,7 @@ COLUMNS: Final = (
     Column("blamed"),
 )
 EXIT_FALSE_ALARM: Final = 1
+ENDED: Final = ("DIRTY", "INTERRUPTED")  # verdicts after which no further run is begun
 
 
 @options.command("calibrate")
@@ -56,6 +57,7 @@ def command(
     from kvops.chaos.calibrate import trials, without_fault
     from kvops.chaos.experiment import load
     from kvops.chaos.runner import Options, duration_s
+    from kvops.chaos.verdict import EXIT_CODES
     from kvops.cli.units import human_age
 
     out = Output(settings)
@@ -64,9 +66,10 @@ def command(
     out.header("local", f"{count} runs without a fault, about {human_age(total_s)}")
     said = Options(state_dir=state_dir(settings), runs_dir=runs_dir, source=str(file))
     rows: list[dict[str, object]] = []
-    alarms = 0
+    alarms = ended = 0
     for trial in trials(experiment, said, runs=count, seed=seed, say=teller(settings)):
         alarms += trial.false_alarm
+        ended = EXIT_CODES[trial.verdict] if trial.verdict in ENDED else 0
         out.note(f"[{len(rows) + 1}/{count}] seed {trial.seed}: {trial.verdict.value}")
         rows.append(
             {
@@ -82,4 +85,4 @@ def command(
     else:
         out.table(COLUMNS, rows)
         out.line(f"{alarms} of {len(rows)} runs without a fault would have been a FAIL")
-    return EXIT_FALSE_ALARM if alarms else 0
+    return ended or (EXIT_FALSE_ALARM if alarms else 0)
