@@ -98,3 +98,5 @@ def trials(experiment: Experiment, options: Options, *, runs: int, seed: int, sa
             seconds=ran.seconds,
             folder=ran.folder,
         )
+        if judged.verdict in (RunVerdict.DIRTY, RunVerdict.INTERRUPTED):
+            return  # a person wants an end, or has something to clear up first

@@ -23,11 +23,12 @@ COLUMNS: Final = (
     Column("blamed"),
 )
 EXIT_FALSE_ALARM: Final = 1
+ENDED: Final = ("DIRTY", "INTERRUPTED")  # verdicts after which no further run is begun
 
 
 @options.command("calibrate")
 @click.argument("file", type=PATH)
-@click.option("--runs-count", "-n", type=click.IntRange(1, 1_000), default=20, show_default=True)
+@click.option("--count", "-n", type=click.IntRange(1, 1_000), default=20, show_default=True)
 @click.option("--windows", default="5x4s", show_default=True, help="Blocks and windows of each run.")
 @click.option("--warmup", default="1s", show_default=True, help="Before each window, and not judged.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the first run; the next count up.")
@@ -36,7 +37,7 @@ EXIT_FALSE_ALARM: Final = 1
 def command(
     settings: Settings,
     file: Path,
-    runs_count: int,
+    count: int,
     windows: str,
     warmup: str,
     seed: int,
@@ -56,18 +57,20 @@ def command(
     from kvops.chaos.calibrate import trials, without_fault
     from kvops.chaos.experiment import load
     from kvops.chaos.runner import Options, duration_s
+    from kvops.chaos.verdict import EXIT_CODES
     from kvops.cli.units import human_age
 
     out = Output(settings)
     experiment = without_fault(load(file), windows=windows, warmup=warmup)
-    total_s = runs_count * duration_s(experiment, quick=False)
-    out.header("local", f"{runs_count} runs without a fault, about {human_age(total_s)}")
+    total_s = count * duration_s(experiment, quick=False)
+    out.header("local", f"{count} runs without a fault, about {human_age(total_s)}")
     said = Options(state_dir=state_dir(settings), runs_dir=runs_dir, source=str(file))
     rows: list[dict[str, object]] = []
-    alarms = 0
-    for trial in trials(experiment, said, runs=runs_count, seed=seed, say=teller(settings)):
+    alarms = ended = 0
+    for trial in trials(experiment, said, runs=count, seed=seed, say=teller(settings)):
         alarms += trial.false_alarm
-        out.note(f"[{len(rows) + 1}/{runs_count}] seed {trial.seed}: {trial.verdict.value}")
+        ended = EXIT_CODES[trial.verdict] if trial.verdict in ENDED else 0
+        out.note(f"[{len(rows) + 1}/{count}] seed {trial.seed}: {trial.verdict.value}")
         rows.append(
             {
                 "seed": trial.seed,
@@ -82,4 +85,4 @@ def command(
     else:
         out.table(COLUMNS, rows)
         out.line(f"{alarms} of {len(rows)} runs without a fault would have been a FAIL")
-    return EXIT_FALSE_ALARM if alarms else 0
+    return ended or (EXIT_FALSE_ALARM if alarms else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -79,6 +80,31 @@ def test_threads_do_not_see_each_others_calls(pool: LocalPool) -> None:
 
     assert trail.places == mine
     assert trail.requests == sent > 0
+
+
+def test_a_lease_is_not_renewed_for_what_is_gone(pool: LocalPool) -> None:
+    """A reader that waits for a store does not take a lease as renewed that its master could not renew."""
+    store = pool.stores[1]
+    writer, trail = pool.connect(host=store.config["host"]), Trail()
+    reader = pool.connect(transports=["tcp"])
+    reader.follow(trail)
+    assert writer.put("gone", b"x" * 5_000).ok
+    assert reader.batch_get_into(["gone"], [bytearray(5_000)])[0].ok
+    store.send(signal.SIGSTOP)
+    asked_ns: list[int] = []
+
+    def remove() -> None:
+        asked_ns.append(boot_ns())
+        writer.remove("gone", deadline_ms=100)
+
+    remover = threading.Timer(0.2, remove)
+    remover.start()
+    outcome = reader.batch_get_into(["gone"], [bytearray(5_000)], deadline_ms=5_000)[0]
+    remover.join()
+
+    assert not outcome.ok
+    assert trail.lease_until_ns <= asked_ns[0] + LEASE_TTL_MS * 1_000_000
+    pool.heal()
 
 
 def test_without_a_trail_nothing_is_kept(pool: LocalPool) -> None:

@@ -59,20 +59,27 @@ def breakers(record: RunRecord) -> Result:
     windows = [one for one in record.fault_windows() if one.t_active_ns is not None]
     if not windows and not opened:
         return Result(verdict=Verdict.UNKNOWN, summary="no proven fault and no breaker event was recorded")
-    examples = [
-        *_too_wide(record, opened),
-        *_too_late(record, opened, windows),
-        *_leaky(record, opened),
-        *_stuck(record, opened, windows),
-        *_flapping(record, opened),
-    ]
-    if usual := [one for one in examples if _quiet(record, one.t_ns)]:
-        # What breakers do without any fault is not this fault's doing; what they do beside it then proves nothing.
+    examples: list[CounterExample] = []
+    usual = ""
+    for kind in (
+        _too_wide(record, opened),
+        _too_late(record, opened, windows),
+        _leaky(record, opened),
+        _stuck(record, opened, windows),
+        _flapping(record, opened),
+    ):
+        some = list(kind)
+        # What breakers do without any fault is not this fault's doing; the same beside it then proves nothing.
+        if quiet := [one for one in some if _quiet(record, one.t_ns)]:
+            usual = f"without a fault, too: {quiet[0].what}"
+        else:
+            examples += some
+    if usual and not examples:
         return Result(
             verdict=Verdict.UNKNOWN,
-            summary=f"without a fault, too: {usual[0].what}",
+            summary=usual,
             checked=len(opened),
-            not_concluded=(f"breakers: without a fault, too: {usual[0].what}",),
+            not_concluded=(f"breakers: {usual}",),
         )
     judged = len(opened) + sum(1 for _ in _failing(record, windows))
     return found(

@@ -99,38 +99,34 @@ class _Leased:
     """The leases on one store's memory, by where they begin: who holds some of it at a time."""
 
     def __init__(self, rows: Iterable[Operation]) -> None:
-        self._rows: dict[int, list[Operation]] = {}
+        self._rows: dict[tuple[int, int], list[Operation]] = {}  # by offset and extent
         for row in rows:
-            self._rows.setdefault(row.offset, []).append(row)
-        self._longest = 0
-        # By offset, of all leases that had begun by the n-th's begin, the one that ends last.
-        self._last: dict[int, list[Operation]] = {}
-        for offset, held in self._rows.items():
+            self._rows.setdefault((row.offset, row.extent_bytes), []).append(row)
+        # Of all leases on a place that had begun by the n-th's begin, the one that ends last.
+        self._last: dict[tuple[int, int], list[Operation]] = {}
+        for place, held in self._rows.items():
             held.sort(key=_begin)
             last: list[Operation] = []
             for row in held:
-                self._longest = max(self._longest, row.extent_bytes)
                 last.append(row if not last or row.lease_until_ns >= last[-1].lease_until_ns else last[-1])
-            self._last[offset] = last
-        self._offsets = sorted(self._rows)
+            self._last[place] = last
+        self._places = sorted(self._rows)
+        self._longest = max(extent for _, extent in self._places)
 
     def by(self, put: Operation, error_ns: int) -> Operation | None:
         """
         Whoever certainly held a lease on memory of a put when that was given to it: the lease had been answered before
         the put was asked for, and outlasts the answer to it.
         """
-        first = bisect_left(self._offsets, put.offset - self._longest + 1)
-        for offset in self._offsets[first : bisect_left(self._offsets, put.offset + put.extent_bytes)]:
-            count = bisect_right(self._rows[offset], put.asked_ns - error_ns, key=_begin)
+        first = bisect_left(self._places, (put.offset - self._longest + 1,))
+        for place in self._places[first : bisect_left(self._places, (put.offset + put.extent_bytes,))]:
+            if sum(place) <= put.offset:
+                continue
+            count = bisect_right(self._rows[place], put.asked_ns - error_ns, key=_begin)
             if not count:
                 continue
-            reader = self._last[offset][count - 1]
-            overlaps = reader.offset + reader.extent_bytes > put.offset
-            if (
-                overlaps
-                and reader.generation != put.generation
-                and reader.lease_until_ns > put.answered_ns + error_ns
-            ):
+            reader = self._last[place][count - 1]
+            if reader.generation != put.generation and reader.lease_until_ns > put.answered_ns + error_ns:
                 return reader
         return None
 

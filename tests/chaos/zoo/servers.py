@@ -15,6 +15,7 @@ from kvops.store.election import Role
 from kvops.store.leadership import Leadership
 from kvops.store.master import ALWAYS
 from kvops.store.messages import RemoveStatus
+from kvops.store.reports import Reports
 from kvops.store.stores import StoreTable
 
 SULK_MS = 10_000
@@ -128,16 +129,16 @@ def _leads_forever() -> None:
 
 def _shared_fate() -> None:
     """One client cannot reach one store, and the whole group is told to keep away for ten seconds."""
-    report, probe = master_core.MasterCore._report, GroupBreaker.try_probe
+    report, probe = Reports.report, GroupBreaker.try_probe
 
-    def alarmed(self: Any, hello: Any, said: Any, *, now_ms: int) -> bytes:
+    def alarmed(self: Any, host: str, said: Any, *, host_count: Any, now_ms: int) -> None:
         self.breaker.trip(now_ms=now_ms)
-        return report(self, hello, said, now_ms=now_ms)
+        report(self, host, said, host_count=host_count, now_ms=now_ms)
 
     def sulking(self: GroupBreaker, *, now_ms: int) -> bool:
         return now_ms - self.changed_ms > SULK_MS and probe(self, now_ms=now_ms)
 
-    master_core.MasterCore._report = alarmed
+    Reports.report = alarmed
     GroupBreaker.try_probe = sulking
 
 

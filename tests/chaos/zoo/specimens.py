@@ -39,6 +39,7 @@ class Specimen:
     fault_s: float = 4.0
     tail_s: float = 4.0
     rps: float = 24.0
+    opens_within: str = "2s"
     pool: PoolSpec = field(default_factory=lambda: PoolSpec(stores=3, engines=3, segment_size="64MiB"))
     scope: Scope = field(default_factory=Scope)
 
@@ -46,7 +47,8 @@ class Specimen:
 SPECIMENS = (
     Specimen(name="no_deadline", caught_by="L2"),
     Specimen(name="resurrect", caught_by="S2"),
-    Specimen(name="no_breaker", caught_by="C3"),
+    # The master hides a silent store after two seconds: by then a breaker has long been open.
+    Specimen(name="no_breaker", caught_by="C3", opens_within="500ms", rps=30.0, fault_s=3.0, tail_s=6.0),
     Specimen(name="no_checksum", caught_by="S1"),
     Specimen(name="no_fencing", caught_by="S1", fault_s=2.0, tail_s=2.0),
     Specimen(name="memory_reused_early", caught_by="S4", fault_s=2.0, tail_s=2.0),
@@ -54,7 +56,8 @@ SPECIMENS = (
     Specimen(
         name="old_leader",
         caught_by="S7",
-        fault_s=8.0,
+        fault_s=6.0,  # long enough for another to be elected
+        tail_s=8.0,  # in which the old one answers again
         pool=PoolSpec(masters=3, etcd=1, stores=3, engines=3),
         scope=Scope(domain="master", select=Select(role="master", leads=True), max_capacity_fraction=1.0),
     ),
@@ -110,7 +113,9 @@ def experiment(specimen: Specimen, *, seed: int = 7) -> Experiment:
             ),
             deadlines=Deadlines(fault=specimen.fault_s, recover="10s"),
             guards=[],
-            expect=Expect(t_recover="1s", breaker=BreakerExpectation(scope="node", opens_within="2s")),
+            expect=Expect(
+                t_recover="1s", breaker=BreakerExpectation(scope="node", opens_within=specimen.opens_within)
+            ),
         ),
     )
 
