@@ -362,7 +362,12 @@ class Leadership:
         """What was done goes to the standbys."""
         if self._replication is not None:
             now = boot_ms()
-            self._streams.send([(self._replication.append(now_ms=now), entry) for entry in entries])
+            self._streams.send(
+                [
+                    (self._replication.append(now_ms=now, readable_from=entry.readable_from), entry)
+                    for entry in entries
+                ]
+            )
 
     @property
     def pending(self) -> bool:
@@ -449,9 +454,7 @@ class Leadership:
             return False
         if self._master.core.outbox.journal:
             self._master.remember()
-        if not self._replication.pending:
-            return False
-        return kind != Kind.PUT_START or m.PutStatus.EXISTS in answer[m.PUT_REPLY_HEAD.size :]
+        return self._replication.must_wait(kind, answer)
 
     def hold(self, conn: int, data: bytes) -> None:
         """Keep a frame until the standbys have what it promises."""

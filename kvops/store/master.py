@@ -51,6 +51,7 @@ from kvops.store.model import (
     Promotion,
     StopCheck,
 )
+from kvops.store.replication import PROMISES
 from kvops.store.term import raise_term
 
 SWITCH_INTERVAL_S: Final = 0.0005  # for other threads (scrapes, the journal) to give the GIL back to the loop
@@ -162,11 +163,7 @@ class _Peer(WirePeer):
         if answer is not None:
             data = wire.pack(frame.kind + 1, answer, frame.request)
             leadership = self._master.leadership
-            if (
-                leadership is not None
-                and frame.kind in _PROMISES
-                and leadership.must_wait(frame.kind, answer)
-            ):
+            if leadership is not None and frame.kind in PROMISES and leadership.must_wait(frame.kind, answer):
                 leadership.hold(self.conn, data)
             else:
                 self.transport.write(data)
@@ -174,8 +171,6 @@ class _Peer(WirePeer):
 
 
 _STANDBY_KINDS: Final = frozenset({Kind.JOIN, wire.reply(Kind.REPLICATE)})
-_PROMISES: Final = frozenset({Kind.PUT_START, Kind.PUT_END})
-"""Answers that a new leader has to keep; that of a REMOVE comes through ``Outbox.frames``."""
 
 
 class Master:

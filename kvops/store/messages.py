@@ -48,6 +48,14 @@ EXTRA: Final = np.dtype([("index", "<u4"), ("reserved", "<u4"), ("location", LOC
 """A further replica of the key at ``index`` in the request."""
 assert EXTRA.itemsize == 32
 
+
+def newest_named(answer: bytes) -> int:
+    """The highest generation in a LOOKUP's answer; 0 without a hit."""
+    further = LOOKUP_HEAD.unpack_from(answer)[2]
+    rows = (len(answer) - LOOKUP_HEAD.size - further * EXTRA.itemsize) // LOCATION.itemsize
+    return int(np.frombuffer(answer, LOCATION, rows, LOOKUP_HEAD.size)["generation"].max(initial=0))
+
+
 PUT_HEAD: Final = struct.Struct("<HHHHI")
 """Replicas, ObjectFlag, tenant, reserved, TTL in ms."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvops.store.journal import Kind
-from kvops.store.model import Hold, StoreInfo
+from kvops.store.model import Generation, Hold, StoreInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,13 @@ class JournalEntry:
     rows: NDArray[np.void] | None = None
     store: StoreInfo | None = None
     holds: tuple[Hold, ...] = ()
+
+    @property
+    def readable_from(self) -> Generation | None:
+        """The lowest generation that this makes readable; None when it makes none."""
+        if self.kind is not Kind.COMPLETE or self.rows is None or not len(self.rows):
+            return None
+        return Generation(int(self.rows["location"]["generation"].min()))
 
     def encode(self) -> tuple[Kind, int, bytes]:
         """Kind, count of rows and body, as the journal and the standbys get it."""

@@ -16,6 +16,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvops.errors import WireError
+from kvops.net.wire import Kind
+from kvops.store import messages as m
+from kvops.store.messages import PutStatus
+from kvops.store.model import Generation
 
 LAG_MS_MAX: Final = 500  # a standby that acknowledges nothing of what it was sent for so long is taken out
 
@@ -24,6 +28,9 @@ ENTRY: Final = struct.Struct("<QHHII")
 
 ACK: Final = struct.Struct("<QI")
 """Sequence up to which all is applied, 1 once the whole state has been taken over."""
+
+PROMISES: Final = frozenset({Kind.LOOKUP, Kind.PUT_START, Kind.PUT_END})
+"""Answers that a new leader may have to keep; that of a REMOVE comes through the core's outbox."""
 
 VERSIONS: Final = "upgrade the older one: neighbouring versions work together"
 
@@ -88,6 +95,7 @@ class Replication:
         self._standbys: dict[str, Standby] = {}
         self._waited: frozenset[str] = frozenset()  # may be in the set, as etcd has it
         self._held: deque[tuple[int, int, bytes]] = deque()
+        self._readable: deque[tuple[int, Generation]] = deque()  # uncommitted; generations ascend
 
     @property
     def committed(self) -> int:
@@ -126,12 +134,16 @@ class Replication:
         self._waited = names
         self._commit()
 
-    def append(self, *, now_ms: int) -> int:
-        """One more operation; its sequence."""
+    def append(self, *, now_ms: int, readable_from: Generation | None = None) -> int:
+        """One more operation; its sequence. ``readable_from``: the lowest generation that it makes readable."""
         if not self.pending:
             for standby in self._standbys.values():
                 standby.since_ms = now_ms
         self.sequence += 1
+        if readable_from is not None:
+            while self._readable and self._readable[-1][1] >= readable_from:
+                self._readable.pop()  # committed before this one, and no lower: it never decides
+            self._readable.append((self.sequence, readable_from))
         self._commit()
         return self.sequence
 
@@ -164,6 +176,23 @@ class Replication:
         self._committed = max(self._committed, lowest)
 
     # Answers that wait.
+
+    def must_wait(self, kind: int, answer: bytes) -> bool:
+        """
+        Whether an answer of a kind in ``PROMISES`` promises what some member may lack.
+
+        A lookup promises that the memory it names is nobody else's while its lease runs: the next leader has to
+        know the object.
+        """
+        if not self.pending:
+            return False
+        if kind == Kind.PUT_START:
+            return PutStatus.EXISTS in answer[m.PUT_REPLY_HEAD.size :]
+        if kind != Kind.LOOKUP:
+            return True
+        while self._readable and self._readable[0][0] <= self._committed:
+            self._readable.popleft()
+        return bool(self._readable) and m.newest_named(answer) >= self._readable[0][1]
 
     def hold(self, conn: int, data: bytes) -> None:
         """Keep an answer until what came before it is committed."""

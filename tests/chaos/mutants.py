@@ -16,6 +16,7 @@ import numpy as np
 
 from kvops.chaos.sim.master import MasterProcess
 from kvops.errors import ParseError
+from kvops.net.wire import Kind
 from kvops.store import client_core, term
 from kvops.store.announcements import Announcements
 from kvops.store.client_core import PutPlan
@@ -218,6 +219,18 @@ def wall_clock() -> Iterator[None]:
 def acknowledged_before_replicated() -> Iterator[None]:
     """A leader's answers do not wait for its standbys."""
     with patch.object(Replication, "pending", property(lambda self: False)):
+        yield
+
+
+@mutant
+def leased_before_replicated() -> Iterator[None]:
+    """A lookup is answered with an object that no standby knows yet."""
+    real = Replication.must_wait
+
+    def must_wait(self: Replication, kind: int, answer: bytes) -> bool:
+        return kind != Kind.LOOKUP and real(self, kind, answer)
+
+    with patch.object(Replication, "must_wait", must_wait):
         yield
 
 

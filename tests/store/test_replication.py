@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from kvops.errors import WireError
+from kvops.net.wire import Kind
+from kvops.store import messages as m
+from kvops.store.model import LOCATION, Generation
 from kvops.store.replication import ACK, ENTRY, LAG_MS_MAX, Replication, unpack_ack, unpack_entries
 
 
@@ -37,6 +41,30 @@ def test_an_answer_waits_for_every_member() -> None:
     assert one.release() == []
     one.acked(8, sequence, caught_up=True, now_ms=1)
     assert one.release() == [(1, b"stored")]
+
+
+def located(*generations: int) -> bytes:
+    """The answer to a lookup that names these; 0: a miss."""
+    rows = np.zeros(len(generations), LOCATION)
+    rows["generation"] = generations
+    return m.LOOKUP_HEAD.pack(1, 1_000, 0, 0) + rows.tobytes()
+
+
+def test_a_lookup_waits_for_what_standbys_do_not_know_yet() -> None:
+    """A lease on an object that the next leader has never heard of would not be honoured; all others need not wait."""
+    one = leader()
+    first = one.append(now_ms=0, readable_from=Generation(70))
+    second = one.append(now_ms=0, readable_from=Generation(50))
+    one.append(now_ms=0)
+
+    assert one.must_wait(Kind.LOOKUP, located(0, 9, 71))
+    assert one.must_wait(Kind.LOOKUP, located(50))
+    assert not one.must_wait(Kind.LOOKUP, located(49, 0))
+    one.acked(7, first, caught_up=True, now_ms=1)
+    assert one.must_wait(Kind.LOOKUP, located(60))
+    one.acked(7, second, caught_up=True, now_ms=1)
+    assert one.pending
+    assert not one.must_wait(Kind.LOOKUP, located(71))
 
 
 def test_a_standby_that_catches_up_is_not_waited_for_and_one_that_has_is() -> None:

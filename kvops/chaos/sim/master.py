@@ -34,7 +34,7 @@ from kvops.store.journal_writer import JournalWriter
 from kvops.store.master_core import MasterCore, MasterSettings
 from kvops.store.model import GENERATION_SEQUENCE_BITS, HoldKind, HoldState
 from kvops.store.outbox import JournalEntry
-from kvops.store.replication import ACK, ENTRY, Replication
+from kvops.store.replication import ACK, ENTRY, PROMISES, Replication
 from kvops.store.snapshot import Snapshot
 from kvops.store.standby import Standby
 from kvops.store.streams import Streams
@@ -354,8 +354,7 @@ class MasterProcess(Process):
             self._closed(end)
             return
         if answer is not None:
-            promises = kind in (PUT_START, PUT_END)
-            if promises and self.replication is not None and self._must_wait(kind, answer):
+            if kind in PROMISES and self.replication is not None and self._must_wait(kind, answer):
                 self.replication.hold(end.conn, wire.pack(kind + 1, answer, request))
             else:
                 self.world.oracle.master_answers(self, kind, self.core.term)
@@ -452,7 +451,12 @@ class MasterProcess(Process):
                 self.world.say(self.name, f"gone {[hex(g) for g in entry.rows['generation'].tolist()]}")
         replication = self.replication
         if replication is not None:
-            self._streams.send([(replication.append(now_ms=now), entry) for entry in entries])
+            self._streams.send(
+                [
+                    (replication.append(now_ms=now, readable_from=entry.readable_from), entry)
+                    for entry in entries
+                ]
+            )
         self._note_drains(entries)
         if self._journal is None:
             return
@@ -673,9 +677,7 @@ class MasterProcess(Process):
         assert self.replication is not None
         if self.core.outbox.journal:
             self._write_journal()
-        if not self.replication.pending:
-            return False
-        return kind != PUT_START or m.PutStatus.EXISTS in answer[m.PUT_REPLY_HEAD.size :]
+        return self.replication.must_wait(kind, answer)
 
     def _release(self) -> None:
         assert self.replication is not None
