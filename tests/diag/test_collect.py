@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -135,7 +136,8 @@ class _Server(paramiko.ServerInterface):
 
     def _hang(self, channel: paramiko.Channel) -> None:
         self.answered.wait(2 * WAIT_S)
-        channel.close()
+        with contextlib.suppress(EOFError):  # the caller has hung up
+            channel.close()
 
     def _run(self, channel: paramiko.Channel, command: str) -> None:
         data = b""
@@ -144,10 +146,11 @@ class _Server(paramiko.ServerInterface):
         done = subprocess.run(
             ["/bin/sh", "-c", command], input=data, capture_output=True, timeout=60, check=False
         )
-        channel.sendall(done.stdout)
-        channel.sendall_stderr(done.stderr)
-        channel.send_exit_status(done.returncode)
-        channel.close()
+        with contextlib.suppress(EOFError, OSError):
+            channel.sendall(done.stdout)
+            channel.sendall_stderr(done.stderr)
+            channel.send_exit_status(done.returncode)
+            channel.close()
         self.answered.set()
 
 
