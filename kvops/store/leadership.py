@@ -220,7 +220,9 @@ class Leadership:
         if standby is not None:
             standby.promote(term=term, now_ms=boot_ms())
             self._master.core = standby.core
-        self._replication = Replication(sequence=0 if standby is None else standby.sequence)
+        self._replication = Replication(
+            sequence=0 if standby is None else standby.sequence, awake=self._master.core.awake.read
+        )
         self._streams = Streams()
         seconds = round(time.monotonic() - began, 3)
         self._master.core.led(self._master.config.name, hot=hot, seconds=seconds, now_ms=boot_ms())

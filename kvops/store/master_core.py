@@ -102,7 +102,7 @@ class MasterCore:
         self.objects = Objects(objects_max=settings.objects_max)
         self.index = self.objects.index
         self.puts = PutTable()
-        self._awake = awake = AwakeClock(now_ms=now_ms)
+        self.awake = awake = AwakeClock(now_ms=now_ms)
         self._horizon = horizon = LeaseHorizon(self.index, now_ms=now_ms)
         self._ages = AgeClamp(self.index.touched_ms)
         self._pool = pool = Pool(self.objects, outbox, horizon)
@@ -337,7 +337,7 @@ class MasterCore:
             now_ms: The time.
         """
         self.generations.begin(term)
-        self._awake.restart(now_ms)
+        self.awake.restart(now_ms)
         self._horizon.restart(now_ms)
         self._reclaim.restart(now_ms)
         for store in self.stores:
@@ -388,7 +388,7 @@ class MasterCore:
 
         A pause of our own (a stopped process, a stalled machine) is not held against anybody.
         """
-        paused_ms = self._awake.tick(now_ms)
+        paused_ms = self.awake.tick(now_ms)
         if paused_ms:
             self.outbox.event(now_ms, "master.paused", self.settings.group, pause_ms=paused_ms)
         self.placer.tick(now_ms=now_ms)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -87,10 +87,13 @@ class Replication:
 
     Args:
         sequence: Of the last operation before this leadership; nothing up to it waits for anybody.
+        awake: The time less our own pauses: a standby that stood still with us, or whose acknowledgement we have not
+            read meanwhile, does not lag.
     """
 
-    def __init__(self, *, sequence: int = 0) -> None:
+    def __init__(self, *, sequence: int = 0, awake: Callable[[int], int] = lambda now_ms: now_ms) -> None:
         self.sequence = sequence
+        self._awake = awake
         self._committed = sequence
         self._standbys: dict[str, Standby] = {}
         self._waited: frozenset[str] = frozenset()  # may be in the set, as etcd has it
@@ -119,7 +122,7 @@ class Replication:
     def joined(self, conn: int, name: str, *, now_ms: int) -> int | None:
         """A standby begins to follow; the connection that it had before, if any, which is of no use any more."""
         before = self._standbys.get(name)
-        self._standbys[name] = Standby(name, conn, now_ms)
+        self._standbys[name] = Standby(name, conn, self._awake(now_ms))
         return before.conn if before is not None else None
 
     def left(self, conn: int) -> None:
@@ -137,8 +140,9 @@ class Replication:
     def append(self, *, now_ms: int, readable_from: Generation | None = None) -> int:
         """One more operation; its sequence. ``readable_from``: the lowest generation that it makes readable."""
         if not self.pending:
+            since_ms = self._awake(now_ms)
             for standby in self._standbys.values():
-                standby.since_ms = now_ms
+                standby.since_ms = since_ms
         self.sequence += 1
         if readable_from is not None:
             while self._readable and self._readable[-1][1] >= readable_from:
@@ -152,17 +156,18 @@ class Replication:
         for standby in self._standbys.values():
             if standby.conn == conn:
                 if sequence > standby.acked or caught_up > standby.caught_up:
-                    standby.since_ms = now_ms
+                    standby.since_ms = self._awake(now_ms)
                 standby.acked = max(standby.acked, min(sequence, self.sequence))
                 standby.caught_up |= caught_up
         self._commit()
 
     def laggards(self, *, now_ms: int) -> list[int]:
         """Connections of members that owe an acknowledgement for too long: to be closed."""
+        since_ms = self._awake(now_ms) - LAG_MS_MAX
         return [
             standby.conn
             for standby in self._standbys.values()
-            if standby.caught_up and standby.acked < self.sequence and now_ms - standby.since_ms >= LAG_MS_MAX
+            if standby.caught_up and standby.acked < self.sequence and standby.since_ms <= since_ms
         ]
 
     def _commit(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 from kvops.errors import WireError
 from kvops.net.wire import Kind
 from kvops.store import messages as m
+from kvops.store.awake import TICK_MS, AwakeClock
 from kvops.store.model import LOCATION, Generation
 from kvops.store.replication import ACK, ENTRY, LAG_MS_MAX, Replication, unpack_ack, unpack_entries
 
@@ -102,6 +103,23 @@ def test_a_member_that_is_silent_is_named_and_one_that_has_nothing_to_say_is_not
 
     assert one.laggards(now_ms=101 * LAG_MS_MAX - 1) == []
     assert one.laggards(now_ms=101 * LAG_MS_MAX) == [7]
+
+
+def test_a_standby_does_not_lag_while_its_leader_stood_still() -> None:
+    """A machine that stalls stops both: to drop the standbys then would leave nobody to lead next."""
+    clock = AwakeClock(now_ms=0)
+    one = Replication(awake=clock.read)
+    one.joined(7, "b", now_ms=0)
+    one.acked(7, 0, caught_up=True, now_ms=0)
+    one.append(now_ms=0)
+
+    stalled = 10 * LAG_MS_MAX
+    assert one.laggards(now_ms=stalled) == []
+    clock.tick(stalled)
+    assert one.laggards(now_ms=stalled) == []
+    for now in range(stalled, stalled + 2 * LAG_MS_MAX, TICK_MS):
+        clock.tick(now)
+    assert one.laggards(now_ms=stalled + 2 * LAG_MS_MAX) == [7]
 
 
 def test_a_standby_that_comes_again_replaces_its_former_connection() -> None:

@@ -572,7 +572,9 @@ class MasterProcess(Process):
         if standby is not None:
             standby.promote(term=term, now_ms=now)
             self.core = standby.core
-        self.replication = Replication(sequence=0 if standby is None else standby.sequence)
+        self.replication = Replication(
+            sequence=0 if standby is None else standby.sequence, awake=self.core.awake.read
+        )
         self._won = election.won
         self._streams = Streams()
         self.core.led(self.name, hot=standby is not None, seconds=0.0, now_ms=now)
