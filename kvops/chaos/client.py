@@ -8,6 +8,7 @@ on standard input (CLOCK_BOOTTIME), works, and ends. The end of its input ends i
 
 from __future__ import annotations
 
+import mmap
 import queue
 import random
 import signal
@@ -46,7 +47,6 @@ from kvops.net.wire import Kind as Kinds
 from kvops.store.model import Outcome as PoolOutcome
 from kvops.store.model import PutOptions, Reason
 from kvops.store.trail import Trail
-from kvops.transfer.region import Region
 
 REGISTER_KEYS: Final = 3  # of each client: few keys, much traffic
 REGISTER_BYTES: Final = 4096
@@ -96,7 +96,7 @@ class NoPool:
 
     def allocate(self, size_bytes: int) -> memoryview:
         """Memory of its own."""
-        return Region(size_bytes).view
+        return memoryview(mmap.mmap(-1, size_bytes))
 
     def prefix_hits(self, keys: Sequence[str], *, deadline_ms: int | None = None) -> int:
         """None."""

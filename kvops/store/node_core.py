@@ -72,21 +72,6 @@ class Source:
     trailer: bytes
 
 
-def write_bytes(body: bytes, at: int) -> int:
-    """
-    How long the WRITE body is that begins at ``at``.
-
-    Raises:
-        WireError: It is not all there.
-    """
-    if len(body) - at >= tm.WRITE_HEAD.size:
-        *_, length, chunk, _depth, _tenant, _flags, key_bytes = tm.WRITE_HEAD.unpack_from(body, at)
-        size = tm.WRITE_HEAD.size + key_bytes + 8 * chunk_count(length, chunk) if chunk else 0
-        if 0 < size <= len(body) - at:
-            return size
-    raise WireError("a write that is not all there", fix="")
-
-
 class NodeCore:
     """One node's slots and their memory."""
 

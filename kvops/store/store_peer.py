@@ -15,7 +15,7 @@ from kvops.net import wire
 from kvops.net.auth import Listener
 from kvops.net.peer import WirePeer
 from kvops.net.wire import Frame, Kind
-from kvops.store.node_core import Write, write_bytes
+from kvops.store.node_core import Write
 from kvops.transfer import messages as tm
 from kvops.transfer.model import WRITES_PER_FRAME_MAX
 from kvops.transfer.region import borrow
@@ -115,9 +115,9 @@ class StorePeer(WirePeer):
         while at < len(body):
             if len(answers) == WRITES_PER_FRAME_MAX or len(body) - at < tm.SOURCE.size:
                 raise WireError("a frame of registered writes that does not hold whole ones", fix="")
-            number, _, offset, length = tm.SOURCE.unpack_from(body, at)
+            number, body_bytes, offset, length = tm.SOURCE.unpack_from(body, at)
             at += tm.SOURCE.size
-            end = at + write_bytes(body, at)
+            end = at + body_bytes
             region = self._regions.get(number)
             if region is None or offset + length > len(region):
                 raise WireError("a write names memory that is not registered", fix="register it first")

@@ -32,7 +32,7 @@ GO_ON, REGISTERED, NOT_REGISTERED = b"\0", b"\1", b"\2"
 """The store waits for the descriptor; has mapped it; takes none, go on by socket."""
 
 SOURCE: Final = struct.Struct("<IIQQ")
-"""A registered region, reserved, offset and length of the payload in it."""
+"""A registered region, bytes of the WRITE body that follows, offset and length of the payload in the region."""
 
 WRITE_REPLY: Final = struct.Struct("<HHI")
 """NodeStatus, 1 when the object is whole and sealed, reserved."""

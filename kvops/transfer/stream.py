@@ -137,8 +137,8 @@ class WriteJob(_StreamJob):
     def done(self) -> bool:
         return not self._pending
 
-    def _source(self, data: memoryview) -> bytes | None:
-        """Where the store finds these bytes by itself."""
+    def _source(self, data: memoryview) -> tuple[int, int] | None:
+        """Number of the region in which the store finds these bytes by itself, and where."""
         found = self._regions.find(data) if self._regions else None
         if found is None:
             return None
@@ -146,7 +146,7 @@ class WriteJob(_StreamJob):
         registered = self.link.registered.get(region.number)
         if registered is None:
             self.unregistered[region.number] = region
-        return SOURCE.pack(region.number, 0, offset, len(data)) if registered else None
+        return (region.number, offset) if registered else None
 
     def _frames(self, slices: Sequence[WriteSlice]) -> Iterator[list[bytes | memoryview]]:
         named: list[bytes] = []
@@ -175,7 +175,8 @@ class WriteJob(_StreamJob):
             if source is None:
                 yield [wire.pack(Kind.WRITE, body, 0, length), s.data]
                 continue
-            named += (source, body)
+            number, offset = source
+            named += (SOURCE.pack(number, len(body), offset, length), body)
             named_bytes += length
             if named_bytes >= COPY_BYTES_MAX:
                 yield [wire.pack(Kind.WRITE_REGISTERED, b"".join(named))]

@@ -258,11 +258,12 @@ def test_a_connection_registers_so_much_and_no_more(link: Link) -> None:
     "body",
     [
         b"short",
-        tm.SOURCE.pack(77, 0, 0, 64) + bytes(200),
-        tm.SOURCE.pack(1, 0, 4000, 97)
+        tm.SOURCE.pack(77, 200, 0, 64) + bytes(200),
+        tm.SOURCE.pack(1, tm.WRITE_HEAD.size + 8, 4000, 97)
         + tm.WRITE_HEAD.pack(*[b""] * 2, *[0] * 4, 97, 4096, *[0] * 4)
         + bytes(8),
-        tm.SOURCE.pack(1, 0, 0, 64) + tm.WRITE_HEAD.pack(*[b""] * 2, *[0] * 4, 64, 64, 0, 0, 0, 9_999),
+        tm.SOURCE.pack(1, tm.WRITE_HEAD.size, 0, 64)
+        + tm.WRITE_HEAD.pack(*[b""] * 2, *[0] * 4, 64, 64, 0, 0, 0, 9_999),
     ],
     ids=["no source", "not registered", "beyond the region", "a key that is not there"],
 )

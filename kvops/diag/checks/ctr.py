@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from kvops.diag.checks.qos import lossless_priorities
 from kvops.diag.facts.fact import attempt
-from kvops.diag.facts.host import HostFacts, rate_gbps
-from kvops.diag.facts.rdma import Port
+from kvops.diag.facts.host import HostFacts
+from kvops.diag.facts.rdma import Port, rate_gbps
 from kvops.diag.facts.target import Target
 from kvops.diag.model import Finding, Outcome, Skip, Unseen, fail, finding, info, warn
 from kvops.diag.parsers import proc, sysfs

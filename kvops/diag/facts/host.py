@@ -15,7 +15,7 @@ from typing import Any
 from kvops.diag.facts.fact import PORTS_MAX, T, attempt, fact
 from kvops.diag.facts.netdev import Netdev
 from kvops.diag.facts.pci import PciFunction
-from kvops.diag.facts.rdma import GidUse, Port, RdmaDevice
+from kvops.diag.facts.rdma import GidUse, Port, RdmaDevice, rate_gbps
 from kvops.diag.facts.target import Target
 from kvops.diag.model import EVIDENCE_TEXT_MAX, Evidence, Skip, Unseen
 from kvops.diag.parsers import ethtool, ip, misc, pcie, proc, qos, rdma, sysfs, tools
@@ -795,12 +795,6 @@ class HostFacts:
 def _after(argv: Sequence[str], word: str) -> str:
     """The argument behind a word; empty if the word is not there."""
     return argv[argv.index(word) + 1] if word in argv[:-1] else ""
-
-
-def rate_gbps(port: Port) -> float:
-    """The port's rate, 0 if it could not be seen."""
-    rate = attempt(lambda: port.rate)
-    return rate.gbps if rate else 0.0
 
 
 def _float(word: str) -> float:

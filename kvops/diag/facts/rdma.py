@@ -394,6 +394,12 @@ class Port:
         return rdma.parse_mtu(labels.get("active_mtu", "")), rdma.parse_mtu(labels.get("max_mtu", ""))
 
 
+def rate_gbps(port: Port) -> float:
+    """The port's rate, 0 if it could not be seen."""
+    rate = attempt(lambda: port.rate)
+    return rate.gbps if rate else 0.0
+
+
 class RdmaDevice:
     """One device under /sys/class/infiniband."""
 
