@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from kvops.chaos.netns import call_in, inode_of
 from kvops.chaos.procs import running
 from kvops.chaos.targets import Target, of_process
+from kvops.errors import Unreachable
 from tests import ports
 from tests.waiting import WAIT_S, until
 
@@ -132,9 +133,10 @@ class Victim:
         """Kill whatever runs under this command line, and its children."""
         self.process.poll()
         while (found := next(running(self.argv), None)) is not None:
-            for one in of_process(found.pid, name=self.name).processes:
-                os.kill(one.pid, signal.SIGKILL)
-                os.kill(one.pid, signal.SIGCONT)
+            with suppress(Unreachable, ProcessLookupError):  # it may be ending: the next look tells
+                for one in of_process(found.pid, name=self.name).processes:
+                    os.kill(one.pid, signal.SIGKILL)
+                    os.kill(one.pid, signal.SIGCONT)
             self.process.poll()
             until(lambda found=found: next(running(self.argv), None) != found, f"{self.name} ends")
         self.process.kill()
@@ -145,13 +147,11 @@ class Victim:
 @contextmanager
 def victims(count: int = 2, *, child: bool = False, user: int = 0) -> Iterator[list[Victim]]:
     """Servers, the first of which may have a child."""
-    with tempfile.TemporaryDirectory(prefix="kvops-") as folder:
+    with ExitStack() as ends:  # each is ended, whatever becomes of the others
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="kvops-")))
         found: list[Victim] = []
-        try:
-            for index in range(count):
-                victim = Victim(f"server-{index}", Path(folder), child=child and index == 0, user=user)
-                found.append(victim)
-            yield found
-        finally:
-            for one in found:
-                one.end()
+        for index in range(count):
+            victim = Victim(f"server-{index}", folder, child=child and index == 0, user=user)
+            ends.callback(victim.end)
+            found.append(victim)
+        yield found
