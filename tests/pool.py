@@ -20,7 +20,7 @@ from kvops.errors import KvopsError
 from kvops.files import write_private
 from kvops.notify import Receiver
 from kvops.store.client import Pool
-from kvops.store.model import StoreState
+from kvops.store.model import StoreInfo, StoreState
 from tests.waiting import WAIT_S, until
 
 SEGMENT_BYTES = 32 << 20
@@ -190,13 +190,16 @@ class LocalPool:
             self.start(self.master)
 
     def wait_ready(self, *stores: Member) -> None:
-        """Wait until the master serves these stores' processes."""
+        """Wait until the master serves these stores' processes, with all of their memory."""
         client = self.connect()
         pids = {store.process.pid for store in stores if store.process is not None}
 
+        def whole(info: StoreInfo) -> bool:
+            return info.state is StoreState.READY and info.populated_bytes == info.capacity_bytes
+
         def ready() -> bool:
             try:
-                return pids <= {info.pid for info in client.stores() if info.state is StoreState.READY}
+                return pids <= {info.pid for info in client.stores() if whole(info)}
             except KvopsError:
                 return False
 

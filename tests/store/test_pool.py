@@ -72,7 +72,7 @@ def spread(pool: LocalPool, prefix: str, *, per_store: int, size: int) -> dict[s
         client = pool.connect(host=store.config["host"])
         keys = [f"{prefix}{store.name}/{i}" for i in range(per_store)]
         data = [page(key, size) for key in keys]
-        assert all(outcome.ok for outcome in client.batch_put_from(keys, data))
+        assert {outcome.reason for outcome in client.batch_put_from(keys, data)} == {Reason.STORED}
         assert all(pool.store_of(client, key) is store for key in keys), "a writer's own host comes first"
         where |= dict.fromkeys(keys, store.name)
     return where
@@ -216,10 +216,10 @@ def test_replicas_survive_a_store(pool: LocalPool, prefix: str) -> None:
     outcomes = client.batch_put_from(
         keys, [page(key, 10_000) for key in keys], options=PutOptions(replicas=2)
     )
-    assert all(outcome.ok for outcome in outcomes)
+    assert {outcome.reason for outcome in outcomes} == {Reason.STORED}
     pool.store_of(client, keys[0]).send(signal.SIGKILL)
 
-    assert all(outcome.ok for outcome in read(client, keys, 10_000))
+    assert {outcome.reason for outcome in read(client, keys, 10_000)} == {Reason.HIT}
 
 
 def test_ttl(pool: LocalPool, prefix: str) -> None:
@@ -285,7 +285,7 @@ def test_store_is_killed(pool: LocalPool, prefix: str) -> None:
     victim = pool.stores[1]
     clients = [pool.connect(transports=transports) for transports in (["tcp"], ["shm", "tcp"])]
     for client in clients:
-        assert all(outcome.ok for outcome in read(client, list(where), MIB))
+        assert {outcome.reason for outcome in read(client, list(where), MIB)} == {Reason.HIT}
     victim.send(signal.SIGKILL)
 
     for client in clients:
@@ -302,7 +302,7 @@ def test_stopped_store_by_tcp(pool: LocalPool, prefix: str) -> None:
     """With one store stopped a batch has all the others' keys by its deadline; soon it costs nothing any more."""
     where = spread(pool, prefix, per_store=8, size=256 * 1024)
     client, victim = pool.connect(transports=["tcp"]), pool.stores[2]
-    assert all(outcome.ok for outcome in read(client, list(where), 256 * 1024))
+    assert {outcome.reason for outcome in read(client, list(where), 256 * 1024)} == {Reason.HIT}
     victim.send(signal.SIGSTOP)
 
     reasons = set()
@@ -323,10 +323,10 @@ def test_stopped_store_by_shm(pool: LocalPool, prefix: str) -> None:
     """A stopped process's pages can still be read by those who mapped them."""
     where = spread(pool, prefix, per_store=4, size=100_000)
     client = pool.connect(transports=["shm"])
-    assert all(outcome.ok for outcome in read(client, list(where), 100_000))
+    assert {outcome.reason for outcome in read(client, list(where), 100_000)} == {Reason.HIT}
     pool.stores[0].send(signal.SIGSTOP)
 
-    assert all(outcome.ok for outcome in read(client, list(where), 100_000))
+    assert {outcome.reason for outcome in read(client, list(where), 100_000)} == {Reason.HIT}
 
 
 def test_store_that_was_lost_comes_back(pool: LocalPool, prefix: str) -> None:
@@ -349,7 +349,7 @@ def test_restarted_store_is_a_new_one(pool: LocalPool, prefix: str) -> None:
     ]
     clients = [pool.connect(transports=transports, host="host-1") for transports in (["shm"], ["tcp"])]
     for client in clients:
-        assert all(outcome.ok for outcome in read(client, keys, 10_000))
+        assert {outcome.reason for outcome in read(client, keys, 10_000)} == {Reason.HIT}
     victim.send(signal.SIGKILL)
     pool.start(victim)
     pool.wait_ready(victim)
@@ -385,7 +385,7 @@ def test_pool_that_fails_many_is_left_alone(pool: LocalPool, prefix: str) -> Non
     where = spread(pool, prefix, per_store=1, size=1_000)
     clients = [pool.connect(host=f"host-{i}", transports=["tcp"]) for i in range(3)]
     for client in clients:
-        assert all(outcome.ok for outcome in read(client, list(where), 1_000))
+        assert {outcome.reason for outcome in read(client, list(where), 1_000)} == {Reason.HIT}
 
     def somebody_is_told() -> Pool | None:
         for store in pool.stores[:2]:
@@ -415,7 +415,7 @@ def test_restarted_master_has_every_object(pool: LocalPool, prefix: str) -> None
     """After the master was killed and restarted every object is read again, by clients old and new."""
     where = spread(pool, prefix, per_store=20, size=10_000)
     client = pool.connect(transports=["tcp"])
-    assert all(outcome.ok for outcome in read(client, list(where), 10_000))
+    assert {outcome.reason for outcome in read(client, list(where), 10_000)} == {Reason.HIT}
     pool.master.send(signal.SIGKILL)
     assert not any(outcome.ok for outcome in read(client, list(where), 10_000, deadline_ms=200))
 
@@ -432,7 +432,7 @@ def test_master_without_its_memory(pool: LocalPool, prefix: str) -> None:
     keys = list(where)
     client = pool.connect(transports=["tcp"])
     for turn in range(2):  # the second time the same ids are given in another order
-        assert all(outcome.ok for outcome in read(client, keys, 10_000))
+        assert {outcome.reason for outcome in read(client, keys, 10_000)} == {Reason.HIT}
         pool.master.send(signal.SIGKILL)
         shutil.rmtree(Path(pool.master.config["state_dir"]))
         late = pool.stores[turn]
@@ -442,9 +442,11 @@ def test_master_without_its_memory(pool: LocalPool, prefix: str) -> None:
         late.send(signal.SIGCONT)
         pool.wait_ready(late)
 
-        assert all(outcome.ok for outcome in read(client, keys, 10_000))
+        assert {outcome.reason for outcome in read(client, keys, 10_000)} == {Reason.HIT}
         new = [f"{prefix}{turn}/{i}" for i in range(20)]
-        assert all(o.ok for o in client.batch_put_from(new, [page(key, 10_000) for key in new]))
+        assert {o.reason for o in client.batch_put_from(new, [page(key, 10_000) for key in new])} == {
+            Reason.STORED
+        }
         keys += new
 
 

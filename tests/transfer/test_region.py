@@ -114,7 +114,7 @@ def test_one_batch_may_mix_memory(pool: LocalPool) -> None:
     ]
     keys = [f"k{number}" for number in range(len(data))]
 
-    assert all(outcome.ok for outcome in client.batch_put_from(keys, data))
+    assert {outcome.reason for outcome in client.batch_put_from(keys, data)} == {Reason.STORED}
 
     assert [client.get(key) for key in keys] == [bytes(view) for view in data]
     for key in keys:
