@@ -221,8 +221,7 @@ class Master:
         else:
             term = raise_term(self.state_dir, at_least=1)
             self.lead_from_journal(term)
-        servers, rpc, http = await self._listen()
-        metrics = expose(
+        metrics = expose(  # before anybody may ask: a page is whole, or not there
             readings(
                 self._directory,
                 term=self._term,
@@ -233,6 +232,7 @@ class Master:
                 request_s=lambda: self.longest_request_s,
             )
         )
+        servers, rpc, http = await self._listen()
         ticks = loop.create_task(self._tick())
         ticks.add_done_callback(self.task_ended)
         if self.leadership is not None:

@@ -107,7 +107,7 @@ class Node:
         await asyncio.to_thread(self._mounted.wait, FIRST_MOUNT_S)
         workers = self.segment.populate(on_failure=self._no_memory, on_done=self._populated)
         ticks = loop.create_task(self._tick())
-        http, metrics = await asyncio.to_thread(self._serve_http)
+        metrics, http = await asyncio.to_thread(self._serve_http)
         self._mover = await asyncio.to_thread(self._make_mover)
         collector.settle()
         await self._stop.wait()
@@ -148,12 +148,12 @@ class Node:
     # nobody asks for it so early. A scrape before that waits in the socket's queue; the master repeats its order to
     # move objects.
 
-    def _serve_http(self) -> tuple[HttpServer, Exposed]:
-        """Answer on the HTTP socket, which has been listening since before the first mount."""
+    def _serve_http(self) -> tuple[Exposed, HttpServer]:
+        """Answer on the HTTP socket, which has been listening since before the first mount; with whole pages."""
         from kvops.metrics import expose, serve_http
         from kvops.store.node_metrics import readings
 
-        return serve_http(self._http, ready=self._is_ready), expose(readings(self))
+        return expose(readings(self)), serve_http(self._http, ready=self._is_ready)
 
     def _make_mover(self) -> Mover:
         from kvops.store.mover import Mover
