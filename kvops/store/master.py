@@ -55,9 +55,9 @@ from kvops.store.replication import PROMISES
 from kvops.store.term import raise_term
 
 SWITCH_INTERVAL_S: Final = 0.0005  # for other threads (scrapes, the journal) to give the GIL back to the loop
-SPIN_S: Final = 200e-6  # as long as a caller that slept takes to wake up
+SPIN_S: Final = 500e-6  # a put's bytes take up to 300 µs to its store; then its end is here
 PAUSE_S_MAX: Final = (
-    500e-6  # a batch of 1,000 keys keeps its caller busy for 150, and our own wake-up takes up to 200
+    2e-3  # such as a batch of puts of 1 MiB needs; callers that pause for longer can wait for us to wake up
 )
 WORK_INTERVAL_S: Final = 0.002  # between slices, while there is work
 IDLE_INTERVAL_S: Final = 0.02
