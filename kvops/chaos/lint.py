@@ -323,6 +323,14 @@ def _statistics(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterat
             text=f"{window * workload.blocks:,.0f} requests an arm: "
             f"an error rate below 0.1 % needs {CLEAN_FOR_TENTH_PERCENT:,} clean ones",
         )
+    under_fault = workload.rps * seconds(experiment.ours.deadlines.fault) * workload.blocks
+    if under_fault < SAMPLES_FOR_P99:
+        yield Remark(
+            severity="info",
+            rule="statistics",
+            text=f"{under_fault:,.0f} requests while the fault is active: C4 needs {SAMPLES_FOR_P99:,} for a p99",
+            fix="hold the fault for longer, or send more",
+        )
 
 
 def _checkers(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator[Remark]:
