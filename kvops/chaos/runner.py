@@ -63,8 +63,9 @@ from kvops.chaos.safeguards import Safeguards
 from kvops.chaos.targets import Target
 from kvops.chaos.workload import Stretch, stretch
 from kvops.errors import Aborted, Dirty, KvopsError, NotInjected, Refused, Unsupported, UsageError
-from kvops.fleet.local import Command, serve_command
+from kvops.fleet.programs import Command, serve_command
 from kvops.host import LocalHost
+from kvops.timestamps import utc_now
 
 INJECT_AFTER_S: Final = 0.5  # into the window: both arms have begun evenly by then
 TICK_S: Final = 0.05
@@ -435,7 +436,7 @@ class _Runner:
                 seed=self._seed,
                 started_ns=now_ns(),
                 load_share=round(self._load_share(), 3),
-                started_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                started_at=utc_now(),
                 group=",".join(group_names(spec)),
                 environment="local",
                 fault=SHAM if self._options.sham else ",".join(dict.fromkeys(call.name for call in calls)),

@@ -11,7 +11,7 @@ from kvops.cli import options
 from kvops.cli.context import resolve
 from kvops.cli.options import Settings
 from kvops.cli.output import Column, Output
-from kvops.fleet.local import TERM_GRACE_S
+from kvops.fleet.take_down import TERM_GRACE_S
 
 COLUMNS: Final = (Column("name"), Column("role"), Column("pid"), Column("how"))
 

@@ -20,7 +20,8 @@ from kvops.chaos.remote import RemoteInjection
 from kvops.chaos.steps import SignalProcess
 from kvops.errors import Aborted, Refused, Unreachable, Unsupported, UsageError
 from kvops.files import write_yaml
-from kvops.fleet.local import GroupState, LocalGroup, Member
+from kvops.fleet.group_state import GroupState, Member
+from kvops.fleet.local import LocalGroup
 from kvops.fleet.process import identify, is_stopped
 from kvops.host import SshHost
 from tests.chaos.victims import Victim
