@@ -26,7 +26,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +36,7 @@ from kvops.chaos.steps import UndoStep
 from kvops.errors import ConfigError, LeftBehind, Refused
 from kvops.files import write_private
 from kvops.store.clock import boot_id
+from kvops.timestamps import utc_now
 
 SCHEMA: Final = 1
 KEPT_MAX: Final = 50  # ended experiments whose files stay
@@ -77,8 +77,7 @@ class Experiment:
         Raises:
             ConfigError: It cannot be written: nothing may be done then.
         """
-        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = msgspec.json.encode(Entry(at=at, by=by, state=state, boot_id=boot_id(), **more)) + b"\n"
+        line = msgspec.json.encode(Entry(at=utc_now(), by=by, state=state, boot_id=boot_id(), **more)) + b"\n"
         try:
             handle = os.open(self.ledger_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
@@ -311,8 +310,7 @@ class Book:
         from kvops.files import write_private
 
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        lock = Lock(by=by, at=at, reason=reason)
+        lock = Lock(by=by, at=utc_now(), reason=reason)
         write_private(self._lock_file, msgspec.json.encode(lock))
         return lock
 
