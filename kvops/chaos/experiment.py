@@ -27,7 +27,6 @@ SCHEMA: Final = 1
 SCHEMA_ID: Final = "https://json-schema.org/draft/2020-12/schema"
 FAULT_MODULE: Final = "kvops.chaos.faults"  # an action that calls into it is a fault of ours
 VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-WINDOWS: Final = re.compile(r"^([1-9][0-9]{0,3})x(.+)$")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZES: Final = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 

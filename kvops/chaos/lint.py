@@ -24,7 +24,6 @@ BLOCKS_FOR_STATISTICS: Final = 5
 CLEAN_FOR_TENTH_PERCENT: Final = (
     3_000  # rule of three: an error rate below 0.1 % needs so many clean requests
 )
-UNDO_GUARD_S: Final = 2.0
 DETECTION_S: Final = 2.0  # a silent store is unmounted after this long: kvops.limits.STORE_TTL_MS
 
 DESIGNED: Final = frozenset(

@@ -69,7 +69,6 @@ from kvops.timestamps import utc_now
 
 INJECT_AFTER_S: Final = 0.5  # into the window: both arms have begun evenly by then
 TICK_S: Final = 0.05
-STALL_SHARE_MAX: Final = 0.9
 """A stretch in which some task waited for a CPU for more of the time than this says nothing about latency."""
 RECHECK_JOIN_S: Final = 8.0
 RERUNS_MAX: Final = 2  # of blocks that do not count

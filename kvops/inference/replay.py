@@ -104,10 +104,8 @@ class Progress:
     """How far a replay is."""
 
     requests: int
-    requests_total: int
     hit_ratio: float
     ttft_p99_ms: float
-    elapsed_s: float
 
 
 def check(requests: Sequence[Request], config: ReplayConfig) -> None:
@@ -633,10 +631,8 @@ class _Run:
         self._on_progress(
             Progress(
                 requests=self._finished,
-                requests_total=len(self._requests),
                 hit_ratio=hits / tokens if tokens else 0.0,
                 ttft_p99_ms=float(np.percentile(rows["ttft_ms"], 99)) if len(rows) else 0.0,
-                elapsed_s=now_s,
             )
         )
 
