@@ -16,13 +16,10 @@ The files of a group on this machine.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
 import stat
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -30,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from kvops.errors import ConfigError, Refused, Unreachable, UsageError
-from kvops.files import load_yaml, write_private, write_yaml
+from kvops.files import load_yaml, take_lock, write_private, write_yaml
 from kvops.fleet import preflight
 from kvops.fleet.group_state import STATE_SCHEMA, GroupState, Member
 from kvops.timestamps import rfc3339
@@ -196,20 +193,12 @@ class GroupFolder:
         path = self.folder / name
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            deadline = time.monotonic() + timeout_s
-            pause = threading.Event()
-            while True:
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                        raise Refused(
-                            f"another command changes group {self.name} (pid {holder})",
-                            fix="wait for it to end, then try again",
-                        ) from None
-                    pause.wait(0.05)  # flock has no time-out of its own
+            if not take_lock(handle, timeout_s=timeout_s):
+                holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                raise Refused(
+                    f"another command changes group {self.name} (pid {holder})",
+                    fix="wait for it to end, then try again",
+                )
             os.ftruncate(handle, 0)
             os.pwrite(handle, str(os.getpid()).encode(), 0)
             yield
