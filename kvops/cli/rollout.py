@@ -245,9 +245,7 @@ def _show_steps(
     if out.structured:
         out.document({"group": target.name, "dry_run": True, "steps": steps})
         return 0
-    out.header(target.label, "would do, in this order:" if steps else "nothing is left to do")
-    for step in steps:
-        click.echo(f"  {step}" if out.human else step)
+    out.steps(target.label, steps)
     return 0
 
 

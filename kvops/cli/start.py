@@ -250,9 +250,7 @@ def _show_steps(out: Output, target: Target, local: LocalGroup, plan: StartPlan)
             {"group": target.name, "dry_run": True, "steps": steps, "preflight": rows, "numa_note": note}
         )
         return code
-    out.header(target.label, "would do, in this order:")
-    for step in steps:
-        click.echo(f"  {step}" if out.human else step)
+    out.steps(target.label, steps)
     if out.human:
         out.line("this machine:")
         out.table(PREFLIGHT_COLUMNS, rows)

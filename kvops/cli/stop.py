@@ -46,9 +46,7 @@ def command(settings: Settings, now: bool, forget: bool, dry_run: bool) -> int:
         if out.structured:
             out.document({"group": target.name, "dry_run": True, "steps": steps})
             return 0
-        out.header(target.label, "would do, in this order:" if steps else "nothing runs")
-        for step in steps:
-            click.echo(f"  {step}" if out.human else step)
+        out.steps(target.label, steps, none="nothing runs")
         return 0
     stopped = local.stop(
         now=now,
