@@ -230,10 +230,8 @@ def run(experiment: Experiment, options: Options, *, say: Say = lambda step, tex
         UsageError: The file is wrong; nothing was touched.
         Refused: A guard is in the way; nothing was touched.
     """
-    from kvops.chaos.faults import catalogue
-
     seed = experiment.ours.workload.seed if options.seed is None else options.seed
-    missing = unsupported(experiment, catalogue())
+    missing = unsupported(experiment)
     wrong = [one for one in errors(experiment, seed=seed) if not _no_baseline(one)]
     refuse(wrong, source=options.source or experiment.title)
     run_id = f"{datetime.now(UTC).strftime('%m%dT%H%M%S')}-{seed}-{secrets.token_hex(2)}"
