@@ -1,7 +1,7 @@
 """
 Small files we keep: YAML decoded into typed structs, replaced in one step, private to their owner.
 
-PyYAML, msgspec and tempfile are imported by what needs them: every command asks this file where its state
+Whatever is more than a path is imported by what needs it: every command asks this file where its state
 lies, and most never read or write one.
 """
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import msgspec
 
 FILE_BYTES_MAX: Final = 1 << 20  # of one YAML file; a larger one is not a configuration
+LOCK_LOOK_S: Final = 0.02  # between two looks whether a lock is free
 
 Struct = TypeVar("Struct", bound="msgspec.Struct")
 
@@ -31,6 +32,25 @@ def default_state_dir(env: Mapping[str, str] = os.environ) -> Path:
     return (Path(home) if home.startswith("/") else Path("~/.local/state").expanduser()) / "kvops"
 
 
+def read_small(path: Path, *, too_large: str, bytes_max: int = FILE_BYTES_MAX) -> bytes:
+    """
+    Read a file that somebody named.
+
+    Raises:
+        ConfigError: It cannot be read, or is larger; ``too_large`` says what to do then.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(bytes_max + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", fix="check the path and its permissions"
+        ) from error
+    if len(raw) > bytes_max:
+        raise ConfigError(f"{path} is larger than {bytes_max} B", fix=too_large)
+    return raw
+
+
 def load_yaml(path: Path, kind: type[Struct]) -> Struct:
     """
     Read a YAML file into ``kind``.
@@ -38,16 +58,7 @@ def load_yaml(path: Path, kind: type[Struct]) -> Struct:
     Raises:
         ConfigError: The file cannot be read, is not YAML, or does not fit; the message names file and place.
     """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror}", fix="check the path and its permissions"
-        ) from error
-    if len(raw) > FILE_BYTES_MAX:
-        raise ConfigError(f"{path} is larger than {FILE_BYTES_MAX} B", fix="name a configuration file")
-    return parse_yaml(raw, kind, source=str(path))
+    return parse_yaml(read_small(path, too_large="name a configuration file"), kind, source=str(path))
 
 
 def parse_yaml(raw: bytes, kind: type[Struct], *, source: str) -> Struct:
@@ -58,20 +69,30 @@ def parse_yaml(raw: bytes, kind: type[Struct], *, source: str) -> Struct:
         ConfigError: The text is not YAML or does not fit.
     """
     import msgspec
+
+    try:
+        return msgspec.convert(yaml_data(raw, source=source), kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {error}", fix="correct the file") from error
+
+
+def yaml_data(raw: bytes | str, *, source: str) -> Any:
+    """
+    What YAML text says, in dicts, lists and scalars; ``source`` names it in errors.
+
+    Raises:
+        ConfigError: The text is not YAML.
+    """
     import yaml
 
     try:
         # The C loader where PyYAML was built with it: four times as fast, same grammar.
-        data = yaml.load(raw, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (a safe loader)
+        return yaml.load(raw, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (a safe loader)
     except (yaml.YAMLError, UnicodeError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{source}:{mark.line + 1}" if mark is not None else source
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ConfigError(f"{place} is not YAML: {problem}", fix="correct the file") from error
-    try:
-        return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {error}", fix="correct the file") from error
 
 
 def dump_yaml(value: msgspec.Struct | dict[str, Any]) -> str:
@@ -147,3 +168,20 @@ def read_secret(path: Path) -> bytes:
             f"{path} does not hold 64 hex digits", fix="copy the secret from the group's first host again"
         )
     return secret
+
+
+def take_lock(handle: int, *, timeout_s: float) -> bool:
+    """Take the flock(2) of an open file, which has no time-out of its own; whether it was free in time."""
+    import fcntl
+    import threading
+    import time
+
+    deadline, pause = time.monotonic() + timeout_s, threading.Event()
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+        pause.wait(LOCK_LOOK_S)

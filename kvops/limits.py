@@ -19,7 +19,6 @@ STORE_TTL_MS: Final = 2_000  # a store that was silent this long is named by no 
 STORE_SILENT_MS: Final = 1_750  # … and is given up now: its last beat came before it died, and timers tick
 CONNECT_TIMEOUT_MS: Final = 1_000
 ETCD_TTL_S_MAX: Final = 60  # of a leader's lease
-HANDSHAKE_TIMEOUT_MS: Final = 2_000
 
 # Counts.
 KEYS_PER_BATCH_MAX: Final = 65_536  # of one call of a client, which cuts it into frames

@@ -19,7 +19,7 @@ import msgspec
 
 from kvops.chaos.guardian import DEADLINE_S_MAX
 from kvops.chaos.lifecycle import LEASE_S_DEFAULT, Injection
-from kvops.chaos.targets import Target, build, neighbour, of_group, of_process
+from kvops.chaos.targets import Target, build, neighbour, of_group
 from kvops.chaos.targets import select as choose
 from kvops.errors import KvopsError, UsageError
 from kvops.fleet.local import LocalGroup
@@ -33,14 +33,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """One fault on one target of the machine that this is sent to."""
 
     fault: str
-    target: str  # a member of the group; or, with ``pid``, what to call that process
+    target: str  # a member of the group
     arguments: dict[str, Any] = {}
     group: str = "local"
     state_dir: str = ""  # of the group there; "": the one that kvops uses there
     control: str = ""  # a member that must stay well; "": a neighbour
     control_http: str = ""  # host:port, instead of a member
-    pid: int = 0  # a process that is no member
-    http: str = ""  # of that process: host:port
     lease_s: float = LEASE_S_DEFAULT
     deadline_s: float = 60.0
     name: str = ""
@@ -69,12 +67,8 @@ def injection_of(order: Order, state_dir: Path) -> Injection:
         Refused: Nothing here could stay well.
         Unreachable: There is no such group here, or it does not run.
     """
-    if order.pid:
-        target = of_process(order.pid, name=order.target, addresses={"http": order.http})
-        members: list[Target] = []
-    else:
-        members = of_group(LocalGroup(state_dir, order.group))
-        target = choose(members, name=order.target)[0]
+    members = of_group(LocalGroup(state_dir, order.group))
+    target = choose(members, name=order.target)[0]
     if order.control_http:
         control = Target(name=order.control_http, role="", addresses={"http": order.control_http})
     elif order.control:

@@ -16,8 +16,6 @@ from kvops.chaos.suite import run_judged
 from kvops.chaos.verdict import RunVerdict
 from kvops.errors import UsageError
 
-WINDOWS_DEFAULT: Final = "5x4s"  # five pairs of blocks: with fewer nothing could be blamed
-WARMUP_DEFAULT: Final = "1s"
 WINDOW_S_MIN: Final = 2.0
 AFTER_S: Final = 1.0  # of a window is left behind the fault that is not there
 

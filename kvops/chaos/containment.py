@@ -91,8 +91,6 @@ class Containment:
 
     requests: int  # of affected groups while the fault was active, with a twin
     excess: float | None
-    excess_low: float | None
-    excess_high: float | None
     noise: float | None  # share on which A and A' disagree; None: no second arm
     capacity_lost: float
     k: float | None  # None: no capacity was lost, or nothing to measure it on
@@ -230,8 +228,6 @@ def _measure(record: RunRecord, pairs: Pairs) -> Containment:
     return Containment(
         requests=int(inside.sum()),
         excess=excess,
-        excess_low=low,
-        excess_high=high,
         noise=noise,
         capacity_lost=lost,
         k=k,

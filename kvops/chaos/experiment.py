@@ -15,19 +15,17 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-import yaml
 from msgspec import Meta, inspect
 
 from kvops.chaos.history import Arm
 from kvops.errors import ConfigError
-from kvops.files import FILE_BYTES_MAX
+from kvops.files import read_small, yaml_data
 from kvops.limits import GIB, KIB, MIB
 
 SCHEMA: Final = 1
 SCHEMA_ID: Final = "https://json-schema.org/draft/2020-12/schema"
 FAULT_MODULE: Final = "kvops.chaos.faults"  # an action that calls into it is a fault of ours
 VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-WINDOWS: Final = re.compile(r"^([1-9][0-9]{0,3})x(.+)$")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZES: Final = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 
@@ -324,14 +322,7 @@ def load(path: Path) -> Experiment:
         ConfigError: It cannot be read, is not YAML, or does not fit; every misspelt key is named, with the nearest
             that exists.
     """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", fix="name an experiment file") from error
-    if len(raw) > FILE_BYTES_MAX:
-        raise ConfigError(f"{path} is larger than {FILE_BYTES_MAX} B", fix="name an experiment file")
-    return parse(raw, source=str(path))
+    return parse(read_small(path, too_large="name an experiment file"), source=str(path))
 
 
 def parse(raw: bytes | str, *, source: str) -> Experiment:
@@ -341,13 +332,7 @@ def parse(raw: bytes | str, *, source: str) -> Experiment:
     Raises:
         ConfigError: As for ``load``.
     """
-    try:
-        data = yaml.load(raw, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (a safe loader)
-    except (yaml.YAMLError, UnicodeError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{source}:{mark.line + 1}" if mark is not None else source
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"{place} is not YAML: {problem}", fix="correct the file") from error
+    data = yaml_data(raw, source=source)
     if not isinstance(data, dict):
         raise ConfigError(f"{source} holds no experiment", fix="it begins with title: and description:")
     problems = list(unknown_keys(data, Experiment))

@@ -76,7 +76,6 @@ class GuardThread:
         self._stop = threading.Event()
         self.trip = threading.Event()
         self.why = ""
-        self.tripped_s = 0.0  # time.monotonic()
         self._thread = threading.Thread(target=self._run, name="chaos-guards", daemon=True)
 
     def start(self) -> None:
@@ -96,6 +95,6 @@ class GuardThread:
             except Exception as error:  # noqa: BLE001 - a guard that cannot see is a reason to stop
                 why = f"the guards failed: {type(error).__name__}: {error}"
             if why:
-                self.why, self.tripped_s = why, time.monotonic()
+                self.why = why
                 self.trip.set()
                 return

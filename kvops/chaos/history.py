@@ -673,13 +673,6 @@ def read_run(path: Path) -> RunRecord:
     return _record(gathered, source=str(path))
 
 
-def parse_run(data: bytes, *, source: str = "history") -> RunRecord:
-    """As ``read_run``, of bytes in memory."""
-    gathered = _Gathered()
-    gathered.take(source, data.splitlines(keepends=True))
-    return _record(gathered, source=source)
-
-
 def _lines(fd: int) -> Iterator[bytes]:
     """Lines of a file, longer ones cut at ``LINE_BYTES_MAX``: no memory for a file without newlines."""
     with os.fdopen(os.dup(fd), "rb") as stream:

@@ -23,8 +23,10 @@ from typing import Final
 
 from kvops.chaos import lab
 from kvops.errors import KvopsError
-from kvops.fleet.local import LocalGroup, daemon_environment, local_groups
+from kvops.fleet.group_folder import local_groups
+from kvops.fleet.local import LocalGroup
 from kvops.fleet.process import ProcessIdentity, identify, is_running
+from kvops.fleet.programs import daemon_environment
 
 GUARDIANS_S_MAX: Final = 90.0  # how long guardians may take before the pool is stopped under them
 LOOK_S: Final = 0.2

@@ -32,17 +32,13 @@ from kvops.chaos.ledger import Book
 from kvops.chaos.procs import pids
 from kvops.errors import KvopsError, LeftBehind, Refused, Unreachable, Unsupported, UsageError
 from kvops.files import load_yaml, write_yaml
-from kvops.fleet.local import (
-    DEFAULT_GROUP,
-    Command,
-    GroupState,
-    LocalGroup,
-    Member,
-    StartPlan,
-    Tell,
-    serve_command,
-)
+from kvops.fleet.bring_up import Tell
+from kvops.fleet.group_folder import DEFAULT_GROUP
+from kvops.fleet.group_state import GroupState, Member
+from kvops.fleet.local import LocalGroup
 from kvops.fleet.process import identify, send_signal, wait_ended
+from kvops.fleet.programs import Command, serve_command
+from kvops.fleet.start_plan import StartPlan
 
 if TYPE_CHECKING:
     from kvops.store.config import MasterConfig, StoreConfig

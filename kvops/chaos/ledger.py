@@ -22,11 +22,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,8 +32,9 @@ import msgspec
 from kvops.chaos.model import ENDED, State
 from kvops.chaos.steps import UndoStep
 from kvops.errors import ConfigError, LeftBehind, Refused
-from kvops.files import write_private
+from kvops.files import take_lock, write_private
 from kvops.store.clock import boot_id
+from kvops.timestamps import utc_now
 
 SCHEMA: Final = 1
 KEPT_MAX: Final = 50  # ended experiments whose files stay
@@ -77,8 +75,7 @@ class Experiment:
         Raises:
             ConfigError: It cannot be written: nothing may be done then.
         """
-        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = msgspec.json.encode(Entry(at=at, by=by, state=state, boot_id=boot_id(), **more)) + b"\n"
+        line = msgspec.json.encode(Entry(at=utc_now(), by=by, state=state, boot_id=boot_id(), **more)) + b"\n"
         try:
             handle = os.open(self.ledger_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
@@ -170,34 +167,12 @@ class Experiment:
             Refused: Somebody else was for too long.
         """
         handle = os.open(self.folder / "undo.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        deadline, pause = time.monotonic() + timeout_s, threading.Event()
         try:
-            while True:
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise Refused(
-                            f"experiment {self.id} is being undone by another", fix="wait for it"
-                        ) from None
-                    pause.wait(0.02)  # flock has no time-out of its own
+            if not take_lock(handle, timeout_s=timeout_s):
+                raise Refused(f"experiment {self.id} is being undone by another", fix="wait for it")
             yield
         finally:
             os.close(handle)
-
-
-def _take_soon(handle: int) -> None:
-    """Take a lock; who only looks whether it is free (``run_by``) holds it for a moment."""
-    deadline, pause = time.monotonic() + LOOK_S, threading.Event()
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise
-        pause.wait(0.01)  # flock has no time-out of its own
 
 
 class Lock(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,14 +246,11 @@ class Book:
         """As ``running``, as a descriptor to close."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(self.folder / "running", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            _take_soon(handle)
-        except BlockingIOError:
+        # Who only looks whether it is free (``run_by``) holds it for a moment.
+        if not take_lock(handle, timeout_s=LOOK_S):
             other = os.pread(handle, 100, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(handle)
-            raise Refused(
-                f"experiment {other} is running", fix="wait for it, or end it: kvops chaos abort"
-            ) from None
+            raise Refused(f"experiment {other} is running", fix="wait for it, or end it: kvops chaos abort")
         os.ftruncate(handle, 0)
         os.pwrite(handle, name.encode(), 0)
         return handle
@@ -308,11 +280,8 @@ class Book:
 
     def lock(self, *, by: str, reason: str) -> Lock:
         """Forbid experiments until ``unlock``."""
-        from kvops.files import write_private
-
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        lock = Lock(by=by, at=at, reason=reason)
+        lock = Lock(by=by, at=utc_now(), reason=reason)
         write_private(self._lock_file, msgspec.json.encode(lock))
         return lock
 

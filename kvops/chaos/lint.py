@@ -24,47 +24,9 @@ BLOCKS_FOR_STATISTICS: Final = 5
 CLEAN_FOR_TENTH_PERCENT: Final = (
     3_000  # rule of three: an error rate below 0.1 % needs so many clean requests
 )
-UNDO_GUARD_S: Final = 2.0
 DETECTION_S: Final = 2.0  # a silent store is unmounted after this long: kvops.limits.STORE_TTL_MS
 
-DESIGNED: Final = frozenset(
-    {
-        "clock.skew",
-        "config.bad_value",
-        "disk.eio",
-        "disk.full",
-        "disk.slow",
-        "etcd.leader",
-        "etcd.member",
-        "etcd.quorum",
-        "etcd.slow_fsync",
-        "fd.exhaust",
-        "load.incast",
-        "master.leader_flap",
-        "memory.hugepages",
-        "memory.memlock",
-        "memory.pressure",
-        "net.bandwidth",
-        "net.blackhole",
-        "net.corrupt",
-        "net.delay",
-        "net.fast_fail",
-        "net.loss",
-        "net.oneway",
-        "net.partition",
-        "net.reset",
-        "process.kill",
-        "process.pause",
-        "process.restart",
-        "process.slow",
-        "rdma.link_down",
-        "rdma.qp_error",
-        "rolling.restart",
-        "store.drain_under_load",
-        "store.stale_address",
-        "store.wrong_bytes",
-    }
-)
+NOT_BUILT: Final = frozenset({"rdma.link_down", "rdma.qp_error"})
 """Names that experiments may use although this version does not have the fault: UNSUPPORTED then, not a mistake."""
 
 Severity = Literal["error", "warning", "info"]
@@ -110,9 +72,9 @@ def lint(experiment: Experiment, catalogue: Mapping[str, type], *, seed: int | N
     return sorted(remarks, key=lambda remark: order.index(remark.severity))
 
 
-def unsupported(experiment: Experiment, catalogue: Mapping[str, type]) -> list[str]:
+def unsupported(experiment: Experiment) -> list[str]:
     """Names of faults that are designed and that this version does not have."""
-    return [call.name for call in experiment.faults if call.name not in catalogue and call.name in DESIGNED]
+    return [call.name for call in experiment.faults if call.name in NOT_BUILT]
 
 
 def _faults(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator[Remark]:
@@ -126,14 +88,14 @@ def _faults(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator[R
     for call in experiment.faults:
         if call.name in catalogue:
             yield from _arguments(call.name, call.arguments, catalogue[call.name])
-        elif call.name in DESIGNED:
+        elif call.name in NOT_BUILT:
             yield Remark(
                 severity="warning",
                 rule="fault",
                 text=f"this version has no {call.name}: a run is UNSUPPORTED",
             )
         else:
-            near = get_close_matches(call.name, [*catalogue, *DESIGNED], n=1)
+            near = get_close_matches(call.name, [*catalogue, *NOT_BUILT], n=1)
             yield Remark(
                 severity="error",
                 rule="fault",

@@ -18,7 +18,8 @@ import msgspec
 from kvops.chaos.lab import LabGroup
 from kvops.errors import KvopsError
 from kvops.files import read_secret
-from kvops.fleet.local import LocalGroup, daemon_environment
+from kvops.fleet.local import LocalGroup
+from kvops.fleet.programs import daemon_environment
 from kvops.store.model import Event, MasterStatus
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from kvops.chaos.client import now_ns
 from kvops.chaos.history import Event, EventKind, HistoryWriter, Sample
 from kvops.chaos.pool import PoolUnderTest
 from kvops.errors import KvopsError
+from kvops.timestamps import rfc3339
 
 SAMPLE_S: Final = 1.0
 LEADERS_EVERY_IN_LAB: Final = 3  # samples
@@ -115,9 +116,7 @@ def write_group_events(pool: PoolUnderTest, writer: HistoryWriter, *, since_ns: 
     not answer has nothing to tell, and one that was restarted has forgotten.
     """
     wall_minus_boot_ns = time.time_ns() - now_ns()
-    since = datetime.fromtimestamp((since_ns + wall_minus_boot_ns) / 1e9, UTC).isoformat(
-        timespec="milliseconds"
-    )
+    since = rfc3339(datetime.fromtimestamp((since_ns + wall_minus_boot_ns) / 1e9, UTC))
     count = 0
     for name, group in pool.groups.items():
         for event in masters.events(group, since):

@@ -24,7 +24,10 @@ from kvops.chaos.experiment import Experiment, PoolSpec, size_bytes
 from kvops.chaos.keeper import kept
 from kvops.errors import LeftBehind, Refused, Unsupported, UsageError
 from kvops.fleet import etcd
-from kvops.fleet.local import Command, LocalGroup, Member, StartPlan, serve_command
+from kvops.fleet.group_state import Member
+from kvops.fleet.local import LocalGroup
+from kvops.fleet.programs import Command, serve_command
+from kvops.fleet.start_plan import StartPlan
 from kvops.limits import GIB
 
 START_TIMEOUT_S: Final = 60.0

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 COMMAND: Final = ("kvops", "chaos", "agent")
 START_TIMEOUT_S: Final = 20.0
 ANSWER_TIMEOUT_S: Final = 120.0  # of inject and undo: what they wait for there has its own deadlines
+EXIT_TIMEOUT_S: Final = 2.0  # from the end of its output to its exit code
 NOT_FOUND: Final = 127
 
 
@@ -140,7 +141,8 @@ class RemoteInjection:
         while channel.recv_stderr_ready() and len(said) < 4096:
             said += channel.recv_stderr(4096)
         words = said.decode("utf-8", "replace").strip().splitlines()
-        if channel.exit_status_ready() and channel.recv_exit_status() == NOT_FOUND:
+        # The end of its output may come before its exit code.
+        if channel.status_event.wait(EXIT_TIMEOUT_S) and channel.recv_exit_status() == NOT_FOUND:
             return Unsupported(
                 f"{self.host.name} has no {self._command[0]} on its PATH", fix="install kvops there"
             )

@@ -63,12 +63,12 @@ from kvops.chaos.safeguards import Safeguards
 from kvops.chaos.targets import Target
 from kvops.chaos.workload import Stretch, stretch
 from kvops.errors import Aborted, Dirty, KvopsError, NotInjected, Refused, Unsupported, UsageError
-from kvops.fleet.local import Command, serve_command
+from kvops.fleet.programs import Command, serve_command
 from kvops.host import LocalHost
+from kvops.timestamps import utc_now
 
 INJECT_AFTER_S: Final = 0.5  # into the window: both arms have begun evenly by then
 TICK_S: Final = 0.05
-STALL_SHARE_MAX: Final = 0.9
 """A stretch in which some task waited for a CPU for more of the time than this says nothing about latency."""
 RECHECK_JOIN_S: Final = 8.0
 RERUNS_MAX: Final = 2  # of blocks that do not count
@@ -230,10 +230,8 @@ def run(experiment: Experiment, options: Options, *, say: Say = lambda step, tex
         UsageError: The file is wrong; nothing was touched.
         Refused: A guard is in the way; nothing was touched.
     """
-    from kvops.chaos.faults import catalogue
-
     seed = experiment.ours.workload.seed if options.seed is None else options.seed
-    missing = unsupported(experiment, catalogue())
+    missing = unsupported(experiment)
     wrong = [one for one in errors(experiment, seed=seed) if not _no_baseline(one)]
     refuse(wrong, source=options.source or experiment.title)
     run_id = f"{datetime.now(UTC).strftime('%m%dT%H%M%S')}-{seed}-{secrets.token_hex(2)}"
@@ -435,7 +433,7 @@ class _Runner:
                 seed=self._seed,
                 started_ns=now_ns(),
                 load_share=round(self._load_share(), 3),
-                started_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                started_at=utc_now(),
                 group=",".join(group_names(spec)),
                 environment="local",
                 fault=SHAM if self._options.sham else ",".join(dict.fromkeys(call.name for call in calls)),

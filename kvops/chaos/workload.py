@@ -22,7 +22,7 @@ from kvops.chaos.history import Arm
 from kvops.chaos.pool import engine_names, group_names
 from kvops.chaos.profiles import schedule
 from kvops.errors import Unreachable
-from kvops.fleet.local import daemon_environment
+from kvops.fleet.programs import daemon_environment
 from kvops.signals import signals_held
 
 READY_TIMEOUT_S: Final = 60.0

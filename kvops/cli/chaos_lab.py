@@ -50,7 +50,7 @@ def up(settings: Settings, stores: int, masters: int, etcd: int | None, segment_
     """
     from kvops.chaos import lab
     from kvops.fleet.etcd import MEMBERS
-    from kvops.fleet.local import StartPlan
+    from kvops.fleet.start_plan import StartPlan
 
     out = Output(settings)
     group = _group(settings)

@@ -13,7 +13,8 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 from kvops.cli.context import load_configuration, resolve
 from kvops.cli.options import Settings
 from kvops.errors import KvopsError
-from kvops.fleet.local import Member, local_groups
+from kvops.fleet.group_folder import local_groups
+from kvops.fleet.group_state import Member
 
 ROLES: Final = ("master", "store")
 

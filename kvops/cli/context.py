@@ -18,8 +18,10 @@ import msgspec
 
 from kvops.cli.options import Settings
 from kvops.errors import ConfigError, Unreachable, UsageError
-from kvops.files import load_yaml, write_private
-from kvops.fleet.local import DEFAULT_GROUP, GroupState, LocalGroup, default_state_dir, local_groups
+from kvops.files import default_state_dir, load_yaml, write_private
+from kvops.fleet.group_folder import DEFAULT_GROUP, local_groups
+from kvops.fleet.group_state import GroupState
+from kvops.fleet.local import LocalGroup
 
 ETCD_TIMEOUT_S: Final = 1.0
 SYSTEM_FILE: Final = Path("/etc/kvops/config.yaml")

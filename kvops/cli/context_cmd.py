@@ -12,7 +12,8 @@ from kvops.cli.context import Configuration, load_configuration, use
 from kvops.cli.options import Settings
 from kvops.cli.output import Column, Output
 from kvops.errors import UsageError
-from kvops.fleet.local import LocalGroup, local_groups
+from kvops.fleet.group_folder import local_groups
+from kvops.fleet.local import LocalGroup
 
 COLUMNS: Final = (
     Column("name"),

@@ -62,14 +62,7 @@ def command(
     rows = [holds.row_of(hold) for hold in reply.holds]
     refused = [check for check in would.checks if not check.ok and check.name not in force]
     if out.structured:
-        document = {
-            "group": target.name,
-            "targets": rows,
-            "call_ms": round(call_ms, 3),
-            **holds.summary(reply.holds),
-            "unchanged": reply.unchanged,
-        }
-        out.document(document | ({"dry_run": True} if dry_run else {}))
+        out.document(holds.document(target, reply, call_ms=call_ms, dry_run=dry_run))
     else:
         out.header(target.label, "would be held:" if dry_run else f"held in {call_ms:.1f} ms")
         out.table(holds.COLUMNS, rows)

@@ -27,7 +27,8 @@ from kvops.cli.options import PATH, SIZE_BYTES, Settings
 from kvops.cli.output import Output, Progress
 from kvops.cli.replay import Said, exit_code, make_config, read_requests, run
 from kvops.errors import LeftBehind, Refused
-from kvops.fleet.local import LocalGroup, StartPlan
+from kvops.fleet.local import LocalGroup
+from kvops.fleet.start_plan import StartPlan
 from kvops.limits import GIB, MIB
 
 if TYPE_CHECKING:

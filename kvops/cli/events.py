@@ -19,6 +19,7 @@ from kvops.cli.interrupt import ends_quietly
 from kvops.cli.options import Settings
 from kvops.cli.output import Column, Output, printable
 from kvops.errors import AuthFailed, KvopsError, Unreachable, UsageError
+from kvops.timestamps import rfc3339
 
 if TYPE_CHECKING:
     from kvops.store.model import Event
@@ -53,8 +54,7 @@ def command(settings: Settings, since: str | None, follow: bool) -> int:
     target = resolve(settings)
     start = None
     if since is not None:
-        at = parse_since(since, now=datetime.now(UTC))
-        start = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        start = rfc3339(parse_since(since, now=datetime.now(UTC)))
     if not target.control:
         if target.local is not None:
             raise target.not_running()

@@ -104,6 +104,17 @@ def summary(holds: Sequence[HoldInfo]) -> dict[str, Any]:
     }
 
 
+def document(target: Target, reply: HoldReply, *, call_ms: float, dry_run: bool) -> dict[str, Any]:
+    """What a call that only sets or lifts holds answers as JSON."""
+    return {
+        "group": target.name,
+        "targets": [row_of(hold) for hold in reply.holds],
+        "call_ms": round(call_ms, 3),
+        **summary(reply.holds),
+        "unchanged": reply.unchanged,
+    } | ({"dry_run": True} if dry_run else {})
+
+
 @dataclass(frozen=True, slots=True)
 class Price:
     """What taking stores away will cost, before it is done."""

@@ -20,7 +20,7 @@ from kvops.cli.interrupt import ends_quietly
 from kvops.cli.options import Settings
 from kvops.cli.output import Output, printable
 from kvops.errors import ConfigError, UsageError
-from kvops.fleet.local import GroupState
+from kvops.fleet.group_state import GroupState
 
 POLL_S: Final = 0.2  # between looks with -f: inotify has no place in the standard library
 BLOCK_BYTES: Final = 64 * 1024

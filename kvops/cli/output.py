@@ -138,6 +138,12 @@ class Output:
         if self.structured:
             self.raw_json({"schema": 1, **document})
 
+    def steps(self, label: str, steps: Sequence[str], *, none: str = "nothing is left to do") -> None:
+        """What a dry run would do, one line a step; ``none`` is said of no steps. Not for structured output."""
+        self.header(label, "would do, in this order:" if steps else none)
+        for step in steps:
+            click.echo(f"  {step}" if self.human else step)
+
     def raw_json(self, value: Mapping[str, Any]) -> None:
         """One JSON value: indented for a person's eye, on one line otherwise."""
         indent = 2 if self.format == "json" and self.terminal else None

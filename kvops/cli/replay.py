@@ -30,8 +30,6 @@ REQUESTS_DEFAULT: Final = 2_000  # of a generated workload
 OVERLOADED_SHARE: Final = 0.95  # of a node's GPU time
 GROUP_EVENTS_TIMEOUT_S: Final = 2.0
 QUIET_SUBJECTS: Final = ("client.", "replay.")  # events of a group that say nothing about the pool
-LOSS_COLUMNS: Final = (Column("reason"), Column("tokens", "count"), Column("meaning"))
-EVENT_COLUMNS: Final = (Column("at_s", title="at"), Column("event"), Column("subject"), Column("detail"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

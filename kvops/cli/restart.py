@@ -53,9 +53,7 @@ def command(settings: Settings, members: tuple[str, ...], now: bool, dry_run: bo
         if out.structured:
             out.document({"group": target.name, "dry_run": True, "steps": steps})
             return 0
-        out.header(target.label, "would do, in this order:")
-        for step in steps:
-            click.echo(f"  {step}" if out.human else step)
+        out.steps(target.label, steps)
         return 0
     timeout_s = ready_timeout_s(settings, len(chosen) * state.segment_size_bytes)
     deadline = time.monotonic() + timeout_s

@@ -19,8 +19,9 @@ from kvops.cli.output import Column, Output
 from kvops.cli.start import ready_timeout_s
 from kvops.errors import Refused, StartFailed, Unreachable
 from kvops.files import load_yaml, write_yaml
+from kvops.fleet.group_state import Member
 from kvops.fleet.health import Judgement, not_back
-from kvops.fleet.local import LocalGroup, Member, utc_now
+from kvops.fleet.local import LocalGroup
 from kvops.fleet.preflight import human_objects
 from kvops.fleet.rollout import (
     NodeProgress,
@@ -30,6 +31,7 @@ from kvops.fleet.rollout import (
     Seen,
     batches,
 )
+from kvops.timestamps import utc_now
 
 if TYPE_CHECKING:
     from kvops.store.model import MasterStatus
@@ -243,9 +245,7 @@ def _show_steps(
     if out.structured:
         out.document({"group": target.name, "dry_run": True, "steps": steps})
         return 0
-    out.header(target.label, "would do, in this order:" if steps else "nothing is left to do")
-    for step in steps:
-        click.echo(f"  {step}" if out.human else step)
+    out.steps(target.label, steps)
     return 0
 
 

@@ -16,8 +16,9 @@ from kvops.cli.output import Column, Output
 from kvops.cli.status import look_settled, show
 from kvops.errors import AlreadyRunning, Refused, UsageError
 from kvops.fleet.etcd import MEMBERS as ETCD_MEMBERS
-from kvops.fleet.local import LocalGroup, StartPlan
+from kvops.fleet.local import LocalGroup
 from kvops.fleet.preflight import human_bytes
+from kvops.fleet.start_plan import StartPlan
 from kvops.limits import GIB, MIB
 from kvops.signals import signals_held
 from kvops.store.topology import read_topology
@@ -206,7 +207,7 @@ def command(
     if stores is None and numa == "bind" and len(nodes) == 1:
         out.note(f"note: {ONE_NUMA_NODE}")
     if settings.verbose:
-        for finding in local.findings(plan):
+        for finding in plan.findings():
             if finding.note:
                 out.note(f"note: {finding.note}")
     timeout_s = ready_timeout_s(settings, plan.stores * segment_size)
@@ -239,7 +240,7 @@ def ready_timeout_s(settings: Settings, memory_bytes: int) -> float:
 
 def _show_steps(out: Output, target: Target, local: LocalGroup, plan: StartPlan) -> int:
     """What start would do, and what it would be refused for: exit code 5 then."""
-    steps, findings = local.steps(plan), local.findings(plan)
+    steps, findings = local.steps(plan), plan.findings()
     rows = [finding.row() for finding in findings]
     nodes = read_topology().store_nodes
     note = ONE_NUMA_NODE if len(nodes) == 1 else ""
@@ -249,9 +250,7 @@ def _show_steps(out: Output, target: Target, local: LocalGroup, plan: StartPlan)
             {"group": target.name, "dry_run": True, "steps": steps, "preflight": rows, "numa_note": note}
         )
         return code
-    out.header(target.label, "would do, in this order:")
-    for step in steps:
-        click.echo(f"  {step}" if out.human else step)
+    out.steps(target.label, steps)
     if out.human:
         out.line("this machine:")
         out.table(PREFLIGHT_COLUMNS, rows)

@@ -11,7 +11,7 @@ from kvops.cli import options
 from kvops.cli.context import resolve
 from kvops.cli.options import Settings
 from kvops.cli.output import Column, Output
-from kvops.fleet.local import TERM_GRACE_S
+from kvops.fleet.take_down import TERM_GRACE_S
 
 COLUMNS: Final = (Column("name"), Column("role"), Column("pid"), Column("how"))
 
@@ -46,9 +46,7 @@ def command(settings: Settings, now: bool, forget: bool, dry_run: bool) -> int:
         if out.structured:
             out.document({"group": target.name, "dry_run": True, "steps": steps})
             return 0
-        out.header(target.label, "would do, in this order:" if steps else "nothing runs")
-        for step in steps:
-            click.echo(f"  {step}" if out.human else step)
+        out.steps(target.label, steps, none="nothing runs")
         return 0
     stopped = local.stop(
         now=now,

@@ -43,14 +43,7 @@ def command(settings: Settings, targets: tuple[str, ...], dry_run: bool) -> int:
         call_ms = (time.perf_counter() - began) * 1_000
     rows = [holds.row_of(hold) for hold in reply.holds]
     if out.structured:
-        document = {
-            "group": target.name,
-            "targets": rows,
-            "call_ms": round(call_ms, 3),
-            **holds.summary(reply.holds),
-            "unchanged": reply.unchanged,
-        }
-        out.document(document | ({"dry_run": True} if dry_run else {}))
+        out.document(holds.document(target, reply, call_ms=call_ms, dry_run=dry_run))
         return 0
     text = "would lift" if dry_run else f"lifted in {call_ms:.1f} ms"
     out.header(

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvops.errors import ConfigError, ParseError, UsageError
+from kvops.files import read_small
 from kvops.host import SshLogin
 from kvops.ranges import split_list
 
@@ -141,15 +142,7 @@ def load_inventory(path: Path) -> Inventory:
         ConfigError: It cannot be read, is not YAML, has a key nobody knows, a host twice, or a value of the
             wrong kind; the message names the place and what would be right.
     """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read the inventory {path}: {error.strerror}", fix="check the path and its permissions"
-        ) from error
-    if len(raw) > FILE_BYTES_MAX:
-        raise ConfigError(f"{path} is larger than {FILE_BYTES_MAX} B", fix="use ranges: gpu-[001-040]")
+    raw = read_small(path, too_large="use ranges: gpu-[001-040]", bytes_max=FILE_BYTES_MAX)
     return parse_inventory(raw, source=str(path), folder=path.parent)
 
 

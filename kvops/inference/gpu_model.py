@@ -49,11 +49,6 @@ class GpuModel:
         attention = 2 * self.hidden * self.hidden + 2 * self.hidden * kv_hidden
         return self.layers * (attention + 3 * self.hidden * self.mlp_hidden)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token, in BF16: what a page of a real deployment would hold 512 times."""
-        return 2 * self.layers * self.kv_heads * (self.hidden // self.heads) * 2
-
     def prefill_flop(self, *, cached_tokens: int, new_tokens: int) -> float:
         """Floating-point operations for ``new_tokens`` behind ``cached_tokens``."""
         pairs = new_tokens * cached_tokens + new_tokens * (new_tokens + 1) / 2

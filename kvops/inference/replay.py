@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Final, Protocol
 
@@ -34,6 +33,7 @@ from kvops.inference.tier import WAIT_COMPLETE_MS_MAX, PrefetchPolicy
 from kvops.inference.trace import BLOCK_TOKENS, REQUESTS_MAX, Request, SeenBlocks
 from kvops.limits import OBJECT_BYTES_MAX
 from kvops.signals import signals_held
+from kvops.timestamps import utc_now
 
 NODES_MAX: Final = 64
 WINDOW: Final = 2
@@ -104,10 +104,8 @@ class Progress:
     """How far a replay is."""
 
     requests: int
-    requests_total: int
     hit_ratio: float
     ttft_p99_ms: float
-    elapsed_s: float
 
 
 def check(requests: Sequence[Request], config: ReplayConfig) -> None:
@@ -396,8 +394,7 @@ class _Run:
         try:
             self._wait_until_ready()
             self._started = time.monotonic()
-            now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            self._result.started_at = now.replace("+00:00", "Z")
+            self._result.started_at = utc_now()
             while self._finished < len(self._requests):
                 self._carry_out()
                 wait_s = self._send()
@@ -634,10 +631,8 @@ class _Run:
         self._on_progress(
             Progress(
                 requests=self._finished,
-                requests_total=len(self._requests),
                 hit_ratio=hits / tokens if tokens else 0.0,
                 ttft_p99_ms=float(np.percentile(rows["ttft_ms"], 99)) if len(rows) else 0.0,
-                elapsed_s=now_s,
             )
         )
 

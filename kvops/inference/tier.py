@@ -137,7 +137,6 @@ class Written:
     """What a write-back did."""
 
     stored_pages: int = 0
-    existing_pages: int = 0
     failed_pages: dict[str, int] = field(default_factory=dict)  # by reason
     write_ms: float = 0.0
     over_deadline: int = 0
@@ -340,7 +339,6 @@ class HostTier:
             if outcome.ok or outcome.reason is Reason.EXISTS:
                 taken = True
                 written.stored_pages += outcome.reason is Reason.STORED
-                written.existing_pages += outcome.reason is not Reason.STORED
             else:
                 written.failed_pages[outcome.reason] = written.failed_pages.get(outcome.reason, 0) + 1
         return taken

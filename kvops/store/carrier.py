@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Final
 
 from kvops.errors import KvopsError, Unreachable
 from kvops.net.link import LinkState
 from kvops.store.breaker import Failure
 from kvops.store.caretaker import Caretaker
-from kvops.store.channel import PATIENCE_S, StoreChannel, now_ms
+from kvops.store.channel import StoreChannel, now_ms
+from kvops.store.judgement import carried, unanswered
 from kvops.store.known_stores import KnownStores
 from kvops.store.model import Reason, StoreInfo
 from kvops.store.trail import Trail
@@ -19,8 +19,6 @@ from kvops.transfer.engine import Until, drive
 from kvops.transfer.model import Job, ReadSlice, SliceState, WriteSlice
 from kvops.transfer.region import Regions, register
 from kvops.transfer.stream import ReadJob, WriteJob
-
-STALLED_S: Final = 0.1  # a store that moved nothing for this long before the deadline is counted as hung
 
 
 class Carrier:
@@ -88,8 +86,9 @@ class Carrier:
                 self._judge(channel, groups[channel.info.id], job, began, until)
             elif job.link.state is not LinkState.READY:
                 late = until.left(time.monotonic()) <= 0
-                if not late or until.deadline - began >= PATIENCE_S:
-                    self._failed(channel, Failure.TIMEOUT if late else Failure.REFUSED)
+                failure = unanswered(late=late, given_s=until.deadline - began)
+                if failure is not None:
+                    self._failed(channel, failure)
 
     def _judge(
         self,
@@ -100,16 +99,17 @@ class Carrier:
         until: Until,
     ) -> None:
         """Tell the store's breaker how it went; keep the link if it is in order."""
-        states = {piece.state for piece in slices}
-        if SliceState.FAILED in states:
-            self._failed(channel, Failure.REFUSED)
-        elif SliceState.LATE in states:
-            now = time.monotonic()
-            stalled = now - max(job.progress_at, began) >= min(STALLED_S, (now - began) / 2)
-            if stalled and until.deadline - began >= PATIENCE_S:
-                self._failed(channel, Failure.TIMEOUT)
-        else:
-            channel.breaker.record(None, now_ms=now_ms())
+        now = time.monotonic()
+        match carried(
+            slices,
+            given_s=until.deadline - began,
+            took_s=now - began,
+            silent_s=now - max(job.progress_at, began),
+        ):
+            case Failure() as failure:
+                self._failed(channel, failure)
+            case "well":
+                channel.breaker.record(None, now_ms=now_ms())
         channel.put_back(job.link)
 
     def _failed(self, channel: StoreChannel, failure: Failure) -> None:

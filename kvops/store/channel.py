@@ -17,14 +17,12 @@ from kvops.net.etcd_query import EtcdEndpoint
 from kvops.net.link import Address, Link, LinkState, call, establish
 from kvops.net.spin import Spin
 from kvops.net.wire import Kind
-from kvops.store.breaker import Breaker, Failure
+from kvops.store.breaker import Breaker
+from kvops.store.judgement import unanswered
 from kvops.store.model import Reason, StoreInfo
 from kvops.store.trail import Trail, boot_ns
 from kvops.transfer.shm import Mapping
 
-PATIENCE_S: Final = (
-    0.002  # a call that had less time than this says nothing about the peer it did not hear from
-)
 FAILOVER_OPEN_MS: Final = 50
 FAILOVER_OPEN_MS_MAX: Final = 200
 PROBE_TIMEOUT_S: Final = CONNECT_TIMEOUT_MS / 1_000
@@ -132,8 +130,9 @@ class MasterChannel:
         except Unreachable as error:
             self.last_error = str(error)
             late = time.monotonic() >= deadline
-            if not late or deadline - began >= PATIENCE_S:
-                self.breaker.record(Failure.TIMEOUT if late else Failure.REFUSED, now_ms=now_ms())
+            failure = unanswered(late=late, given_s=deadline - began)
+            if failure is not None:
+                self.breaker.record(failure, now_ms=now_ms())
             raise Trouble(Reason.TIMEOUT if late else Reason.MASTER_DOWN) from error
         self.breaker.record(None, now_ms=now_ms())
         return answer

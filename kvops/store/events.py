@@ -10,15 +10,15 @@ from typing import Final, Self
 
 from kvops.errors import ParseError
 from kvops.store.model import Event
+from kvops.timestamps import rfc3339
 
 EVENTS_HELD_MAX: Final = 4_096
 EVENTS_UNREAD_MAX: Final = 1_024  # of one follower; beyond, it is told how many it missed
 
 
 def utc_text(time_ms: int) -> str:
-    """Wall-clock ms since 1970 as RFC 3339: always UTC and three digits, so that texts sort as times do."""
-    at = datetime.fromtimestamp(time_ms / 1000, UTC)
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """Wall-clock ms since 1970 as RFC 3339."""
+    return rfc3339(datetime.fromtimestamp(time_ms / 1000, UTC))
 
 
 def canonical_time(text: str) -> str:
@@ -33,7 +33,7 @@ def canonical_time(text: str) -> str:
         at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
     except (ValueError, OverflowError):
         raise ParseError(f"not a time: {text!r}", fix="write it like 2031-05-04T03:10:00Z") from None
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return rfc3339(at)
 
 
 class EventFollower:

@@ -32,11 +32,6 @@ class Placer:
         """Whether every object is to have an order of its own."""
         return self._placement.policy is PlacementPolicy.RANDOM
 
-    @property
-    def ramping(self) -> bool:
-        """Whether any store is held back."""
-        return self._ramp.active
-
     def order(self, writer: Writer) -> tuple[Candidate, ...]:
         """Every store that takes objects now, the one to try first in front."""
         return self._placement.order(writer, self._ready(), epoch=self._stores.epoch)

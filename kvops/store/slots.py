@@ -89,7 +89,6 @@ class Slot:
     depth: int
     tenant: int
     flags: int
-    opened_ms: int
     footprint: int  # bytes of the segment it takes
     state: SlotState = SlotState.OPEN
     writes: int = 0  # under way
@@ -203,7 +202,6 @@ class SlotTable:
         depth: int = 0,
         tenant: int = 0,
         flags: int = 0,
-        now_ms: int = 0,
     ) -> Opened:
         """
         Let a put have its memory: each rank's first message.
@@ -258,7 +256,6 @@ class SlotTable:
             depth,
             tenant,
             flags,
-            now_ms,
             footprint,
         )
         self._insert(slot)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ from kvops.chaos.history import (
     Step,
     Tier,
     encode,
-    parse_run,
+    read_run,
 )
 
 S = 1_000_000_000
@@ -37,8 +39,16 @@ MS = 1_000_000
 
 
 def record(*rows: Row, run: Run | None = None) -> RunRecord:
-    """A record of a few rows, by the way of a file's bytes."""
-    return parse_run(b"".join(encode(row) for row in (run or Run(), *rows)))  # type: ignore[arg-type]
+    """A record of a few rows."""
+    return read(b"".join(encode(row) for row in (run or Run(), *rows)))  # type: ignore[arg-type]
+
+
+def read(data: bytes) -> RunRecord:
+    """What a file of these bytes says."""
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
+        file.write(data)
+        file.flush()
+        return read_run(Path(file.name))
 
 
 def get(op_id: str, key: str = "k", *, at: int, took: int = MS, **more: Any) -> Operation:

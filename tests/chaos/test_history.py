@@ -28,10 +28,10 @@ from kvops.chaos.history import (
     Run,
     Sample,
     outcome_of,
-    parse_run,
     read_run,
 )
 from kvops.errors import ConfigError, ParseError
+from tests.chaos.histories import read
 
 
 def op(number: int) -> Operation:
@@ -134,7 +134,7 @@ def test_damage_is_named_and_skipped() -> None:
         history.encode(op(3)),
     ]
 
-    record = parse_run(b"".join(lines), source="h")
+    record = read(b"".join(lines))
 
     assert [(bad.line, bad.torn) for bad in record.bad_lines] == [(2, False), (3, False), (4, False)]
     assert record.operations == (op(3),)
@@ -176,9 +176,9 @@ def test_no_history_says_what_to_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no history"):
         read_run(tmp_path)
     with pytest.raises(ParseError, match="no run row"):
-        parse_run(history.encode(op(1)))
+        read(history.encode(op(1)))
     with pytest.raises(ParseError, match="schema 2"):
-        parse_run(history.encode(Run(schema=2)))
+        read(history.encode(Run(schema=2)))
 
 
 def test_fault_windows_are_put_together_from_states() -> None:
@@ -194,7 +194,7 @@ def test_fault_windows_are_put_together_from_states() -> None:
         Fault(state=FaultState.DIRTY, t_ns=7, fault="f", target="t", commands=("by hand",)),
     ]
 
-    first, second = parse_run(b"".join(history.encode(row) for row in rows)).fault_windows()
+    first, second = read(b"".join(history.encode(row) for row in rows)).fault_windows()
 
     assert (first.t_inject_ns, first.t_active_ns, first.t_undo_ns, first.t_clean_ns) == (1, 2, 3, 4)
     assert (first.lost_share, first.capacity_share, first.dirty) == (0.5, 0.25, False)
@@ -220,6 +220,6 @@ def test_outcome_follows_from_the_reason(kind: Kind, reason: str, outcome: Outco
 @given(st.binary(max_size=400))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     """Whatever follows the first row, the reader names it as damage and goes on."""
-    record = parse_run(history.encode(Run(seed=3)) + data)
+    record = read(history.encode(Run(seed=3)) + data)
 
     assert record.run.seed == 3

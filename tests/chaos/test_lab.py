@@ -20,7 +20,8 @@ from kvops.chaos.probe import Ending, ask_target
 from kvops.chaos.targets import Target, build, of_group, select
 from kvops.chaos.verdict import judge
 from kvops.files import write_yaml
-from kvops.fleet.local import LocalGroup, StartPlan
+from kvops.fleet.local import LocalGroup
+from kvops.fleet.start_plan import StartPlan
 from kvops.host import LocalHost
 from tests.chaos.test_runner import SHORT, processes_of, wait_for
 from tests.pool import CALL_MS, ROOT

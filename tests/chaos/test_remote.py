@@ -19,7 +19,10 @@ from kvops.chaos.model import State
 from kvops.chaos.remote import RemoteInjection
 from kvops.chaos.steps import SignalProcess
 from kvops.errors import Aborted, Refused, Unreachable, Unsupported, UsageError
-from kvops.fleet.process import is_stopped
+from kvops.files import write_yaml
+from kvops.fleet.group_state import GroupState, Member
+from kvops.fleet.local import LocalGroup
+from kvops.fleet.process import identify, is_stopped
 from kvops.host import SshHost
 from tests.chaos.victims import Victim
 from tests.diag.hosts import PORT, Fleet, fleet_of, needed
@@ -32,6 +35,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("nft") is None, reason="needs: apt install nftables"),
 ]
 HOST = "h01"
+GROUP = "servers"
 LONG_S = 100.0  # a lease that nothing here waits for: what is undone earlier was not undone by it
 assert LONG_S > WAIT_S
 
@@ -56,7 +60,7 @@ def book(fleet: Fleet) -> Book:
 
 @pytest.fixture(scope="module")
 def servers(fleet: Fleet) -> Iterator[list[Victim]]:
-    """Two servers on that host."""
+    """Two servers on that host, members of a group there, as is its sshd."""
     with ExitStack() as stack:
         found = []
         for index in range(2):
@@ -65,6 +69,26 @@ def servers(fleet: Fleet) -> Iterator[list[Victim]]:
             )
             stack.callback(one.end)
             found.append(one)
+        where = {one.name: (one.target.leader, one.target.addresses["http"]) for one in found}
+        sshd = identify(fleet.pids[HOST])
+        assert sshd is not None
+        where["sshd"] = (sshd, found[0].target.addresses["http"])
+        members = [
+            Member(
+                name=name,
+                role="store",
+                host=HOST,
+                pid=process.pid,
+                started_ticks=process.started_ticks,
+                boot_id=process.boot_id,
+                ready=True,
+                addresses={"http": http},
+            )
+            for name, (process, http) in where.items()
+        ]
+        group = LocalGroup(fleet.folder / "there", GROUP)
+        group.folder.mkdir(parents=True)
+        write_yaml(group.state_file, GroupState(group=GROUP, members=members))
         yield found
 
 
@@ -84,17 +108,13 @@ def ssh(fleet: Fleet) -> Iterator[SshHost]:
         yield made
 
 
-def order(
-    servers: list[Victim], fault: str = "process.pause", *, name: str, lease_s: float = LONG_S
-) -> Order:
+def order(fault: str = "process.pause", *, name: str, lease_s: float = LONG_S) -> Order:
     """A fault on the first server, of which the second must stay well."""
-    first, second = (one.target for one in servers)
     return Order(
         fault=fault,
         target="server-0",
-        pid=first.leader.pid,
-        http=first.addresses["http"],
-        control_http=second.addresses["http"],
+        group=GROUP,
+        control="server-1",
         lease_s=lease_s,
         deadline_s=2 * LONG_S,
         name=name,
@@ -110,7 +130,7 @@ def entries(book: Book, name: str) -> list[Entry]:
 def test_there_and_back(servers: list[Victim], ssh: SshHost, book: Book, fault: str) -> None:
     """A fault is proven, held and taken back on that host, with its ledger there."""
     name = f"back-{fault}"
-    with RemoteInjection(ssh, order(servers, fault, name=name)) as one:
+    with RemoteInjection(ssh, order(fault, name=name)) as one:
         evidence = one.inject()
         one.beat()
         again = one.recheck()
@@ -126,7 +146,7 @@ def test_there_and_back(servers: list[Victim], ssh: SshHost, book: Book, fault: 
 
 def test_the_connection_ends(servers: list[Victim], ssh: SshHost, book: Book) -> None:
     """When the connection is gone the guardian there undoes at once, long before the lease is over."""
-    one = RemoteInjection(ssh, order(servers, name="ended"))
+    one = RemoteInjection(ssh, order(name="ended"))
     one.__enter__()
     one.inject()
     assert is_stopped(servers[0].target.leader)
@@ -143,7 +163,7 @@ def test_the_connection_ends(servers: list[Victim], ssh: SshHost, book: Book) ->
 
 def test_the_connection_falls_silent(fleet: Fleet, servers: list[Victim], ssh: SshHost, book: Book) -> None:
     """With the network down nothing ends, but no lease is renewed: the guardian there undoes."""
-    one = RemoteInjection(ssh, order(servers, name="silent", lease_s=2.0))
+    one = RemoteInjection(ssh, order(name="silent", lease_s=2.0))
     one.__enter__()
     one.inject()
     one.beat()
@@ -164,18 +184,11 @@ def test_the_connection_falls_silent(fleet: Fleet, servers: list[Victim], ssh: S
 
 
 @pytest.mark.parametrize("fault", ["net.blackhole", "net.partition", "process.pause", "process.kill"])
-def test_its_own_path_is_not_cut(
-    fleet: Fleet, servers: list[Victim], ssh: SshHost, book: Book, fault: str
-) -> None:
+@pytest.mark.usefixtures("servers")
+def test_its_own_path_is_not_cut(ssh: SshHost, book: Book, fault: str) -> None:
     """A fault on the sshd that carries the order is refused before anything is touched."""
     before = len(book.experiments())
-    sshd = Order(
-        fault=fault,
-        target="sshd",
-        pid=fleet.pids[HOST],
-        http=servers[0].target.addresses["http"],
-        control_http=servers[1].target.addresses["http"],
-    )
+    sshd = Order(fault=fault, target="sshd", group=GROUP, control="server-1")
 
     with RemoteInjection(ssh, sshd) as one, pytest.raises(Refused, match="cut kvops off"):
         one.inject()
@@ -183,9 +196,10 @@ def test_its_own_path_is_not_cut(
     assert len(book.experiments()) == before
 
 
-def test_what_cannot_be(servers: list[Victim], ssh: SshHost) -> None:
+@pytest.mark.usefixtures("servers")
+def test_what_cannot_be(ssh: SshHost) -> None:
     """A misspelt fault, a target that is not there, and a host without kvops are told apart, and touch nothing."""
-    wrong = order(servers, "process.pawse", name="wrong")
+    wrong = order("process.pawse", name="wrong")
     nobody = Order(fault="process.pause", target="store-9", group="nothing")
 
     with pytest.raises(UsageError, match="h01: there is no fault"), RemoteInjection(ssh, wrong):
@@ -194,7 +208,7 @@ def test_what_cannot_be(servers: list[Victim], ssh: SshHost) -> None:
         pass
     with (
         pytest.raises(Unsupported, match="has no no-such-program"),
-        RemoteInjection(ssh, order(servers, name="none"), command=("no-such-program",)),
+        RemoteInjection(ssh, order(name="none"), command=("no-such-program",)),
     ):
         pass
 

@@ -10,7 +10,8 @@ from click.shell_completion import split_arg_string
 
 from kvops.cli import main
 from kvops.files import write_yaml
-from kvops.fleet.local import GroupState, LocalGroup, Member
+from kvops.fleet.group_state import GroupState, Member
+from kvops.fleet.local import LocalGroup
 
 
 @pytest.fixture(autouse=True)

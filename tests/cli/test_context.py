@@ -12,7 +12,8 @@ from kvops.cli.context import load_configuration, resolve, use
 from kvops.cli.options import Settings
 from kvops.errors import ConfigError, UsageError
 from kvops.files import write_yaml
-from kvops.fleet.local import GroupState, LocalGroup
+from kvops.fleet.group_state import GroupState
+from kvops.fleet.local import LocalGroup
 from tests.cli.conftest import runner
 
 PROD = """\

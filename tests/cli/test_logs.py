@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from kvops.cli.logs import Tail
 from kvops.files import write_yaml
-from kvops.fleet.local import GroupState, LocalGroup, Member
+from kvops.fleet.group_state import GroupState, Member
+from kvops.fleet.local import LocalGroup
 from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:

@@ -301,6 +301,7 @@ def test_a_cluster_is_asked_only_by_who_may(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "config").write_text("")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     asked = agent._kubectl()
+    assert asked
     assert all(argv[1] == "get" and "--request-timeout=3s" in argv for argv in asked)
     commands = agent._commands(["mlx5_0"], ["ens1"], ["0000:18:00.0"], []) + asked
     assert not {argv[0] for argv in commands} & {"aws", "arping", "ping"}

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvops.fleet.local import LocalGroup, StartPlan
+from kvops.fleet.local import LocalGroup
+from kvops.fleet.start_plan import StartPlan
 
 STANDIN = """
 import json, os, signal, socket, sys, time

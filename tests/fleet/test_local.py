@@ -23,9 +23,12 @@ from kvops.errors import (
     Unreachable,
     UsageError,
 )
-from kvops.files import load_yaml, read_secret, write_yaml
-from kvops.fleet.local import GroupState, LocalGroup, StartPlan, default_state_dir, local_groups
+from kvops.files import default_state_dir, load_yaml, read_secret, write_yaml
+from kvops.fleet.group_folder import local_groups
+from kvops.fleet.group_state import GroupState
+from kvops.fleet.local import LocalGroup
 from kvops.fleet.process import identify
+from kvops.fleet.start_plan import StartPlan
 from kvops.store.config import MasterConfig, StoreConfig
 from kvops.store.topology import read_topology
 from tests.waiting import WAIT_S
@@ -163,7 +166,8 @@ def test_start_after_a_failed_one(make_group: MakeGroup) -> None:
 START = """
 import json, sys
 from pathlib import Path
-from kvops.fleet.local import LocalGroup, StartPlan
+from kvops.fleet.local import LocalGroup
+from kvops.fleet.start_plan import StartPlan
 
 standin, folder = sys.argv[1:]
 modes = json.dumps({"store-1": "hang"})

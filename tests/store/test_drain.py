@@ -19,7 +19,7 @@ from kvops.store.journal import recover_state
 from kvops.store.journal_writer import JournalWriter
 from kvops.store.master_core import MasterCore
 from kvops.store.messages import PutStatus
-from kvops.store.model import Hold, HoldKind, HoldState, StoreState
+from kvops.store.model import HoldKind, HoldState, StoreState
 from kvops.store.outbox import JournalEntry
 from kvops.store.snapshot import Snapshot
 from kvops.store.sweep import COUNT_SLOTS, SWEEP_OBJECTS
@@ -471,7 +471,6 @@ def test_stores_of_a_fresh_pool_are_not_held_back(rig: Rig) -> None:
         rig.put(rig.client(host), f"k{number}", b"x")
     rig.put(rig.client("host-new"), "own", b"x")
 
-    assert not rig.core.placer.ramping
     assert new.core.objects > 0
 
 
@@ -542,7 +541,6 @@ def test_a_drain_is_one_journal_entry(rig: Rig) -> None:
 
     (entry,) = rig.core.outbox.journal
     assert [hold.target for hold in entry.holds] == ["store-0", "store-1"]
-    assert all(isinstance(hold, Hold) for hold in entry.holds)
 
 
 # How stores end.

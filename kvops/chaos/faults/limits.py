@@ -32,7 +32,6 @@ from kvops.fleet.process import ProcessIdentity, is_running
 from kvops.host import Host
 
 CAP_IPC_LOCK: Final = 14  # capability.h
-MEMLOCK_BYTES: Final = 64 << 10
 TRIED_BYTES: Final = 1 << 20
 HUGE_PAGE_BYTES_MAX: Final = 64 << 30  # more than that is nobody's spare
 # Takes another's user and limit, then locks memory: what a registration would meet.

@@ -13,6 +13,7 @@ from kvops.chaos.containment import pairs_of
 from kvops.chaos.history import Arm, RunRecord
 from kvops.chaos.pairing import NS, Phase
 from kvops.chaos.verdict import Judgement
+from kvops.timestamps import rfc3339
 
 TIMELINE_MAX: Final = 500  # entries; what the report leaves out it counts
 EVENT_WORDS: Final = ("breaker.", "leader.", "store.", "fault.", "guard.", "objects.")
@@ -79,9 +80,7 @@ def timeline(record: RunRecord) -> list[Entry]:
         entries.append(
             Entry(
                 at_s=round((t_ns - zero) * NS, 3),
-                time=""
-                if moment is None
-                else moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                time="" if moment is None else rfc3339(moment),
                 what=what,
                 ok=ok,
                 text=text,

@@ -27,17 +27,16 @@ from kvops.net.link import Link, LinkState
 from kvops.net.wire import Frame, Kind, decode
 from kvops.store import messages as m
 from kvops.store.breaker import Breaker, Failure, RetryBudget
-from kvops.store.carrier import STALLED_S
 from kvops.store.channel import (
     FAILOVER_OPEN_MS,
     FAILOVER_OPEN_MS_MAX,
     IDLE_LINKS_MAX,
-    PATIENCE_S,
     PROBE_TIMEOUT_S,
     Trouble,
 )
 from kvops.store.client import END_RESERVE_S
 from kvops.store.client_core import Located, PutPlan, ReadPlan
+from kvops.store.judgement import carried, unanswered
 from kvops.store.keys import NAMESPACE_DEFAULT, index_digests
 from kvops.store.messages import RemoveStatus
 from kvops.store.model import ObjectFlag, Outcome, PutOptions, Reason, StoreInfo, View
@@ -51,10 +50,9 @@ from kvops.transfer.stream import ReadJob, WriteJob
 if TYPE_CHECKING:
     from kvops.chaos.sim.world import World
 
+SECOND_US: Final = 1_000_000
 MARGIN_US: Final = LEASE_MARGIN_MS * 1_000
-PATIENCE_US: Final = int(PATIENCE_S * 1_000_000)
 PROBE_US: Final = int(PROBE_TIMEOUT_S * 1_000_000)
-STALLED_US: Final = int(STALLED_S * 1_000_000)
 END_RESERVE_US: Final = int(END_RESERVE_S * 1_000_000)
 REDIAL_US: Final = int(REDIAL_S * 1_000_000)
 GROUP_POLL_US: Final = 500_000
@@ -94,6 +92,7 @@ class SimLink:
     def __init__(self, end: End, *, ready: bool) -> None:
         self.end = end
         self.ready = ready
+        self.heard_us = 0  # when the store last said something, on the client's clock
         self._waiting: list[tuple[int, int, bytes, Payload]] = []
 
     @property
@@ -218,7 +217,7 @@ class VirtualUntil(Until):
 
     def left(self, now: float) -> float:
         """Seconds of virtual time."""
-        return (self._end_us - self._client.us()) / 1_000_000
+        return (self._end_us - self._client.us()) / SECOND_US
 
 
 class Window:
@@ -447,8 +446,9 @@ class ClientProcess(Process):
             elif job.mapping is None:
                 late = window.end_us <= self.us()
                 _fail(reads, SliceState.LATE if late else SliceState.FAILED)
-                if not late or window.deadline_us - began >= PATIENCE_US:
-                    self._failed(channel, Failure.TIMEOUT if late else Failure.REFUSED)
+                failure = unanswered(late=late, given_s=(window.deadline_us - began) / SECOND_US)
+                if failure is not None:
+                    self._failed(channel, failure)
             else:
                 yield from self._copy(task, job.mapping, reads, window, op)
                 self._adopt(channel, job.mapping)
@@ -616,8 +616,10 @@ class ClientProcess(Process):
         return link
 
     def _store_says(self, end: End, kind: int, request: int, body: bytes, payload: Payload) -> None:
+        link = self._links[end]
+        link.heard_us = self.us()
         if kind == Kind.WELCOME:
-            self._links[end].opened()
+            link.opened()
             return
         use = self._uses.get(end)
         if use is None:
@@ -677,15 +679,18 @@ class ClientProcess(Process):
         began: int,
         deadline: int,
     ) -> None:
-        states = {piece.state for piece in slices}
-        if SliceState.FAILED in states:
-            self._failed(channel, Failure.REFUSED)
-        elif SliceState.LATE in states:
-            if deadline - began >= PATIENCE_US and self.us() - began >= STALLED_US:
-                self._failed(channel, Failure.TIMEOUT)
-        else:
-            channel.breaker.record(None, now_ms=self.now_ms())
         link = cast(SimLink, job.link)
+        now = self.us()
+        match carried(
+            slices,
+            given_s=(deadline - began) / SECOND_US,
+            took_s=(now - began) / SECOND_US,
+            silent_s=(now - max(link.heard_us, began)) / SECOND_US,
+        ):
+            case Failure() as failure:
+                self._failed(channel, failure)
+            case "well":
+                channel.breaker.record(None, now_ms=self.now_ms())
         if link.state is LinkState.READY and len(channel.idle) < IDLE_LINKS_MAX and not channel.closed:
             channel.idle.append(link)
         else:
@@ -716,8 +721,9 @@ class ClientProcess(Process):
         answer = yield from self._attempt(task, kind, body, deadline)
         if answer is None:
             late = self.us() >= deadline
-            if not late or deadline - began >= PATIENCE_US:
-                self.breaker.record(Failure.TIMEOUT if late else Failure.REFUSED, now_ms=self.now_ms())
+            failure = unanswered(late=late, given_s=(deadline - began) / SECOND_US)
+            if failure is not None:
+                self.breaker.record(failure, now_ms=self.now_ms())
                 if not self.breaker.allow():
                     self.care()
             raise Trouble(Reason.TIMEOUT if late else Reason.MASTER_DOWN)

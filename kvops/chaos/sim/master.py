@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 IDLE_US: Final = 50_000  # between looks for work, a little less often than IDLE_INTERVAL_S
 BUSY_US: Final = 2_000  # … while there is some
 SNAPSHOT_PAUSE_MS: Final = 1_000
-FIRST_TERM: Final = 1_000_000  # a real master counts minutes from 2024, and a seed would not replay
 ALWAYS: Final = 1 << 63  # a lease that nobody else can have
 TAKE_OVER_US: Final = 1_000
 COMMIT_US: Final = 2_000  # between looks whether standbys have what an operator did

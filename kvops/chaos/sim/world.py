@@ -62,7 +62,6 @@ class Result:
     faults: dict[str, int] = field(default_factory=dict)
     calls: int = 0
     evicted: int = 0
-    settled_us: int = 0  # after the faults stopped
     timeline: list[str] = field(default_factory=list)
 
 
@@ -517,7 +516,6 @@ def run(plan: Plan, *, recording: bool = False) -> Result:
         faults=world.injected,
         calls=world.oracle.calls,
         evicted=world.oracle.evicted,
-        settled_us=max(0, at_us - plan.config.duration_ms * 1_000),
         timeline=world.timeline,
     )
 

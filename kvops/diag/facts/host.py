@@ -32,8 +32,6 @@ SAME_SOCKET_DISTANCE = (
     15  # sub-NUMA clusters of one socket are 11-12 apart, sockets 20 and more [ACPI SLIT in practice]
 )
 
-VENDOR_MELLANOX = 0x15B3
-
 
 class HostFacts:
     """One host. ``peers`` and ``others`` are filled in when several nodes are compared."""

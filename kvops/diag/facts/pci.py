@@ -51,10 +51,6 @@ class PciFunction:
     def is_gpu(self) -> bool:
         return (self.pci_class or 0) >> 16 == 0x03 and self.vendor in (VENDOR_NVIDIA, 0x1002)
 
-    @property
-    def is_bridge(self) -> bool:
-        return (self.pci_class or 0) >> 8 == 0x0604
-
     @cached_property
     def driver(self) -> str | None:
         """Name of the bound driver, None if none is bound (or nobody looked: see ``driver_seen``)."""

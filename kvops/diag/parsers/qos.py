@@ -20,7 +20,6 @@ class Qos:
     pfc: list[bool] | None = None
     priority_buffer: list[int] | None = None
     buffer_bytes: list[int] = field(default_factory=list)
-    cable_m: int | None = None
 
     @property
     def lossless(self) -> frozenset[int]:
@@ -48,8 +47,6 @@ def parse_mlnx_qos(text: str) -> Qos:
                     qos.dscp_priority[int(dscp)] = int(match[1])
         elif match := re.match(r"Receive buffer size \(bytes\):\s*([\d,]+)", line, re.ASCII):
             qos.buffer_bytes = [int(n) for n in match[1].split(",") if 0 < len(n) <= 12][:PRIORITIES]
-        elif match := re.match(r"Cable len:\s*(\d{1,6})", line, re.ASCII):
-            qos.cable_m = int(match[1])
         elif match := re.match(r"\s*enabled\s+((?:[01]\s*){8})$", line, re.ASCII):
             qos.pfc, seen = [word == "1" for word in match[1].split()], True
         elif match := re.match(r"\s*buffer\s+((?:\d\s*){8})$", line, re.ASCII):

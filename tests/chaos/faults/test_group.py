@@ -11,7 +11,8 @@ import pytest
 
 import kvops
 from kvops.chaos.targets import build, neighbour, of_group, select
-from kvops.fleet.local import LocalGroup, StartPlan
+from kvops.fleet.local import LocalGroup
+from kvops.fleet.start_plan import StartPlan
 from kvops.host import LocalHost
 from tests.chaos.faults.rounds import noop, there_and_back
 from tests.pool import CALL_MS

@@ -23,7 +23,7 @@ from kvops.chaos.experiment import (
 )
 from kvops.chaos.history import Arm
 from kvops.chaos.runner import Options
-from kvops.fleet.local import Command, serve_command
+from kvops.fleet.programs import Command, serve_command
 from tests.chaos.zoo.servers import BUGS
 
 
