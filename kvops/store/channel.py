@@ -109,6 +109,7 @@ class MasterChannel:
         self._idle = Idle()
         self._spin = Spin()
         self._request = 0
+        self._heard = 0.0  # when a leader last welcomed or answered us, whichever call it was
 
     @property
     def open(self) -> bool:
@@ -132,8 +133,11 @@ class MasterChannel:
         except Unreachable as error:
             self.last_error = str(error)
             late = time.monotonic() >= deadline
-            if not late or deadline - began >= PATIENCE_S:
-                self.breaker.record(Failure.TIMEOUT if late else Failure.REFUSED, now_ms=now_ms())
+            if not late:
+                self.breaker.record(Failure.REFUSED, now_ms=now_ms())
+            elif deadline - began >= PATIENCE_S and self._heard < began:
+                # A leader that speaks to us is not gone: it may keep this answer until its standbys have what it says.
+                self.breaker.record(Failure.TIMEOUT, now_ms=now_ms())
             raise Trouble(Reason.TIMEOUT if late else Reason.MASTER_DOWN) from error
         self.breaker.record(None, now_ms=now_ms())
         return answer
@@ -172,6 +176,7 @@ class MasterChannel:
         if welcome.incarnation != self.incarnation:
             self._idle.clear()  # of a master that leads no more
         self.term, self.incarnation = welcome.term, welcome.incarnation
+        self._heard = time.monotonic()
         if not welcome.unix_path or welcome.boot_id != self._identity.hello.boot_id or link.address.is_unix:
             return link
         try:
@@ -199,6 +204,7 @@ class MasterChannel:
         except BaseException:
             link.close()  # interrupted between request and answer: the next call must not read that answer
             raise
+        self._heard = time.monotonic()
         if self.trail is not None and link.welcome is not None:
             self.trail.answered(kind, by=link.welcome, asked_ns=asked_ns)
         self._idle.put(link)

@@ -298,6 +298,7 @@ class ClientProcess(Process):
         self._workers = workers
         self._request = 0
         self._term = 0  # the highest of a master that welcomed us
+        self._heard = 0  # µs: when a leader last welcomed or answered us
         self._idle: list[End] = []  # to the master
         self._uses: dict[End, _Use] = {}
         self._links: dict[End, SimLink] = {}  # to stores
@@ -716,10 +717,12 @@ class ClientProcess(Process):
         answer = yield from self._attempt(task, kind, body, deadline)
         if answer is None:
             late = self.us() >= deadline
-            if not late or deadline - began >= PATIENCE_US:
-                self.breaker.record(Failure.TIMEOUT if late else Failure.REFUSED, now_ms=self.now_ms())
-                if not self.breaker.allow():
-                    self.care()
+            if not late:
+                self.breaker.record(Failure.REFUSED, now_ms=self.now_ms())
+            elif deadline - began >= PATIENCE_US and self._heard < began:
+                self.breaker.record(Failure.TIMEOUT, now_ms=self.now_ms())
+            if not self.breaker.allow():
+                self.care()
             raise Trouble(Reason.TIMEOUT if late else Reason.MASTER_DOWN)
         self.breaker.record(None, now_ms=self.now_ms())
         return answer
@@ -782,6 +785,7 @@ class ClientProcess(Process):
             for other in idle:
                 other.close()
         self._term, self.master_incarnation = welcome.term, welcome.incarnation
+        self._heard = self.us()
         return won
 
     def _exchange(
@@ -795,6 +799,7 @@ class ClientProcess(Process):
             self._uses.pop(end, None)
             end.close()
             return None
+        self._heard = self.us()
         if len(self._idle) < IDLE_LINKS_MAX:
             self._idle.append(end)
         else:
