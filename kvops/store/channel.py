@@ -110,6 +110,7 @@ class MasterChannel:
         self._spin = Spin()
         self._request = 0
         self._heard = 0.0  # when a leader last welcomed or answered us, whichever call it was
+        self._timed_out = 0.0  # when a time-out last counted
 
     @property
     def open(self) -> bool:
@@ -135,8 +136,10 @@ class MasterChannel:
             late = time.monotonic() >= deadline
             if not late:
                 self.breaker.record(Failure.REFUSED, now_ms=now_ms())
-            elif deadline - began >= PATIENCE_S and self._heard < began:
+            elif deadline - began >= PATIENCE_S and max(self._heard, self._timed_out) <= began:
                 # A leader that speaks to us is not gone: it may keep this answer until its standbys have what it says.
+                # Nor do calls that waited side by side say more than one: it was the same silence.
+                self._timed_out = time.monotonic()
                 self.breaker.record(Failure.TIMEOUT, now_ms=now_ms())
             raise Trouble(Reason.TIMEOUT if late else Reason.MASTER_DOWN) from error
         self.breaker.record(None, now_ms=now_ms())

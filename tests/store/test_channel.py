@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -118,6 +119,22 @@ class Keeps(Echo):
     def frame(self, frame: Frame, body: bytes) -> None:
         if frame.kind == Kind.EXISTS:
             self.reply(frame, b"")
+
+
+def test_calls_that_wait_side_by_side_are_one_silence() -> None:
+    """A moment in which a leader says nothing fails all that wait then, and opens no breaker."""
+    with (
+        serve_echo(peer=Keeps) as address,
+        closing(MasterChannel([address], Identity(hello=HELLO, secret=SECRET))) as channel,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        deadline = time.monotonic() + 30
+        for _ in range(3):
+            list(threads.map(lambda _: channel.call(Kind.EXISTS, b"", deadline=deadline), range(100)))
+            together = time.monotonic() + 0.1
+            waited = [threads.submit(channel.call, Kind.PUT_END, b"", deadline=together) for _ in range(8)]
+            assert all(isinstance(one.exception(), Trouble) for one in waited)
+            assert not channel.open
 
 
 def timeouts(channel: MasterChannel, count: int) -> list[Reason]:

@@ -299,6 +299,7 @@ class ClientProcess(Process):
         self._request = 0
         self._term = 0  # the highest of a master that welcomed us
         self._heard = 0  # µs: when a leader last welcomed or answered us
+        self._timed_out = 0
         self._idle: list[End] = []  # to the master
         self._uses: dict[End, _Use] = {}
         self._links: dict[End, SimLink] = {}  # to stores
@@ -719,7 +720,8 @@ class ClientProcess(Process):
             late = self.us() >= deadline
             if not late:
                 self.breaker.record(Failure.REFUSED, now_ms=self.now_ms())
-            elif deadline - began >= PATIENCE_US and self._heard < began:
+            elif deadline - began >= PATIENCE_US and max(self._heard, self._timed_out) <= began:
+                self._timed_out = self.us()
                 self.breaker.record(Failure.TIMEOUT, now_ms=self.now_ms())
             if not self.breaker.allow():
                 self.care()
