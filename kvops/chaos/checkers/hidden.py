@@ -1,4 +1,4 @@
-"""When a store's objects were out of sight by its master's own word: misses then are no losses, and no lies."""
+"""When a store's objects were out of sight by its master's own word: misses then are no losses."""
 
 from __future__ import annotations
 
