@@ -517,26 +517,37 @@ class Engine:
             self._todo.put(None)
         while any(thread.is_alive() for thread in threads) and not self._stop.wait(JOIN_LOOK_S):
             pass
-        for planned, intended_ns in list(self._unanswered.values()):
-            # Told to stop with requests in hand: they are on record as never answered.
+        for name in list(self._unanswered):
+            if (item := self._unanswered.pop(name, None)) is None:
+                continue  # answered just now
+            planned, intended_ns = item
+            # Told to stop with requests in hand: they are on record as never answered, until now.
             self._recorder.request(
                 request=planned.request,
                 outcome=Outcome.INFO,
                 t_intended_ns=intended_ns,
+                t_given_up_ns=now_ns(),
                 cls=class_of(planned, self._spec),
+                budget_ms=budget_ms(planned, self._spec),
                 input_tokens=planned.input_tokens,
                 blocks=len(planned.hash_ids),
             )
 
     def _work(self, worker: _Worker) -> None:
         while (item := self._todo.get()) is not None and not self._stop.is_set():
-            worker.serve(*item)
-            self._unanswered.pop(item[0].request, None)
+            row = worker.serve(*item)
+            if self._unanswered.pop(item[0].request, None) is not None:
+                self._recorder.request(**row)  # else it was given up meanwhile: one row a request
 
 
 def class_of(planned: Planned, spec: ClientSpec) -> str:
     """Requests of the warm-up are of a class of their own: they are not judged with the others."""
     return "warmup" if planned.at_s < spec.warmup_s else "prefix"
+
+
+def budget_ms(planned: Planned, spec: ClientSpec) -> float:
+    """What a request may take: its allowance, on top of the GPU time of its whole prompt."""
+    return GPU.prefill_ms(input_tokens=planned.input_tokens, cached_tokens=0) + spec.budget_ms
 
 
 class _Worker:
@@ -549,7 +560,6 @@ class _Worker:
         self._gpu = gpu
         writer = f"{spec.writer}{'abcdefgh'[number]}"
         self._pool = RecordedPool(pool, recorder, writer=writer, trail=trail)
-        self._recorder = recorder
         config = TierConfig(
             page_bytes=spec.page_bytes,
             page_tokens=BLOCK_TOKENS,
@@ -559,8 +569,8 @@ class _Worker:
         )
         self._tier = HostTier(self._pool, config, wrong_bytes=self._pool.wrong_bytes)
 
-    def serve(self, planned: Planned, intended_ns: int) -> None:
-        """One request, from its look-up to its write-back."""
+    def serve(self, planned: Planned, intended_ns: int) -> dict[str, Any]:
+        """One request, from its look-up to its write-back; its row."""
         spec = self._spec
         cls = class_of(planned, spec)
         keys = [f"{spec.key_prefix}{block:x}" for block in planned.hash_ids]
@@ -575,31 +585,30 @@ class _Worker:
         reason = fetched.stopped_by.value if fetched.stopped_by is not None else "MISS"
         written = self._tier.write_back(keys, fetched, compute=self._pool.fill)
         l2_tokens = self._tokens(planned, fetched.l2_pages)
-        whole_ms = GPU.prefill_ms(input_tokens=planned.input_tokens, cached_tokens=0)
-        self._recorder.request(
-            request=planned.request,
-            outcome=Outcome.OK,
-            t_intended_ns=intended_ns,
-            t_start_ns=began_ns,
-            t_return_ns=first_ns,
-            cls=cls,
-            ttft_ms=(first_ns - intended_ns) / 1e6,
-            budget_ms=whole_ms + spec.budget_ms,
-            input_tokens=planned.input_tokens,
-            l2_tokens=l2_tokens,
-            l3_tokens=hit_tokens - l2_tokens,
-            recomputed_tokens=lost,
-            losses={reason: lost} if lost else {},
-            blocks=len(keys),
-            hit_blocks=fetched.pages,
-            local_blocks=fetched.l2_pages,
-            rpcs=self._pool.calls,
-            retries=self._pool.retries,
-            puts=self._pool.puts,
-            wrong_bytes=fetched.wrong_bytes,
-            over_deadline=fetched.over_deadline + written.over_deadline,
-            degraded=(reason,) if fetched.stopped_by is not None else (),
-        )
+        return {
+            "request": planned.request,
+            "outcome": Outcome.OK,
+            "t_intended_ns": intended_ns,
+            "t_start_ns": began_ns,
+            "t_return_ns": first_ns,
+            "cls": cls,
+            "ttft_ms": (first_ns - intended_ns) / 1e6,
+            "budget_ms": budget_ms(planned, spec),
+            "input_tokens": planned.input_tokens,
+            "l2_tokens": l2_tokens,
+            "l3_tokens": hit_tokens - l2_tokens,
+            "recomputed_tokens": lost,
+            "losses": {reason: lost} if lost else {},
+            "blocks": len(keys),
+            "hit_blocks": fetched.pages,
+            "local_blocks": fetched.l2_pages,
+            "rpcs": self._pool.calls,
+            "retries": self._pool.retries,
+            "puts": self._pool.puts,
+            "wrong_bytes": fetched.wrong_bytes,
+            "over_deadline": fetched.over_deadline + written.over_deadline,
+            "degraded": (reason,) if fetched.stopped_by is not None else (),
+        }
 
     @staticmethod
     def _tokens(planned: Planned, blocks: int) -> int:

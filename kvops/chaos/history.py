@@ -111,6 +111,9 @@ class EventKind(StrEnum):
     STORE_LOST = "store.lost"  # subject: the store; its objects are gone
     STORE_DRAINED = "store.drained"
     STORE_READY = "store.ready"
+    STORE_SUSPECTED = "store.suspected"  # hidden by its master; it may come back with all it held …
+    STORE_MOUNTED = "store.mounted"  # … by a new connection,
+    STORE_RECOVERED = "store.recovered"  # … or heard of again by the one it has
     OBJECTS_LOST = "objects.lost"  # a failover or restart that forgot some
     DETECTED = (
         "fault.detected"  # the product's own word that something is wrong: a breaker, a report, a reason
@@ -303,6 +306,7 @@ class Request(Row, frozen=True, kw_only=True, tag="request", rename={"cls": "cla
     t_intended_ns: int
     t_return_ns: int = 0  # 0: never came back
     t_start_ns: int = 0
+    t_given_up_ns: int = 0  # never came back: how long its client looked on
     arm: Arm = Arm.FAULT
     block: int = 0
     group: str = ""
@@ -326,6 +330,12 @@ class Request(Row, frozen=True, kw_only=True, tag="request", rename={"cls": "cla
     over_deadline: int = 0  # pool calls that came back late
     degraded: tuple[str, ...] = ()  # the client's own word: BREAKER_OPEN, TIMEOUT …
     error: str = ""
+
+    @property
+    def cut_short(self) -> bool:
+        """Its client was told to stop while it might still have been answered in its budget: nothing is known of it."""
+        given_ns = self.t_given_up_ns - self.t_intended_ns
+        return not self.t_return_ns and self.t_given_up_ns > 0 and given_ns <= self.budget_ms * 1e6
 
 
 class Event(Row, frozen=True, kw_only=True, tag="event"):

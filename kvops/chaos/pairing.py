@@ -116,6 +116,8 @@ def pair(record: RunRecord) -> Pairs:
     """Put the requests of all arms beside each other by block and request."""
     tables: dict[Arm, dict[tuple[int, str], Request]] = {arm: {} for arm in Arm}
     for row in record.requests:
+        if row.cut_short:
+            continue
         tables[row.arm][row.block, row.request] = row
     starts = {(one.arm, one.block): one.t_start_ns for one in record.blocks}
     invalid = invalid_blocks(record)

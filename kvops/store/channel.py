@@ -107,6 +107,8 @@ class MasterChannel:
         self._idle = Idle()
         self._spin = Spin()
         self._request = 0
+        self._heard = 0.0  # when a leader last welcomed or answered us, whichever call it was
+        self._timed_out = 0.0  # when a time-out last counted
 
     @property
     def open(self) -> bool:
@@ -130,8 +132,11 @@ class MasterChannel:
         except Unreachable as error:
             self.last_error = str(error)
             late = time.monotonic() >= deadline
-            failure = unanswered(late=late, given_s=deadline - began)
+            known = max(self._heard, self._timed_out) > began
+            failure = unanswered(late=late, given_s=deadline - began, known=known)
             if failure is not None:
+                if late:
+                    self._timed_out = time.monotonic()
                 self.breaker.record(failure, now_ms=now_ms())
             raise Trouble(Reason.TIMEOUT if late else Reason.MASTER_DOWN) from error
         self.breaker.record(None, now_ms=now_ms())
@@ -171,6 +176,7 @@ class MasterChannel:
         if welcome.incarnation != self.incarnation:
             self._idle.clear()  # of a master that leads no more
         self.term, self.incarnation = welcome.term, welcome.incarnation
+        self._heard = time.monotonic()
         if not welcome.unix_path or welcome.boot_id != self._identity.hello.boot_id or link.address.is_unix:
             return link
         try:
@@ -198,6 +204,7 @@ class MasterChannel:
         except BaseException:
             link.close()  # interrupted between request and answer: the next call must not read that answer
             raise
+        self._heard = time.monotonic()
         if self.trail is not None and link.welcome is not None:
             self.trail.answered(kind, by=link.welcome, asked_ns=asked_ns)
         self._idle.put(link)

@@ -232,6 +232,11 @@ class Election:
         self._promoting = True
 
     @property
+    def members_possible(self) -> frozenset[str]:
+        """As a leader: whom etcd may list now or after the next operation; nothing is acknowledged without them."""
+        return self.members | self.members_wanted
+
+    @property
     def free(self) -> bool:
         """Whether nobody led at the last look."""
         return self._free_since_ms is not None

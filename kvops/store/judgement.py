@@ -14,20 +14,22 @@ PATIENCE_S: Final = (
 STALLED_S: Final = 0.1  # a store that moved nothing for this long before the deadline is counted as hung
 
 
-def unanswered(*, late: bool, given_s: float) -> Failure | None:
+def unanswered(*, late: bool, given_s: float, known: bool = False) -> Failure | None:
     """
     How a peer failed that did not answer.
 
     Args:
         late: The deadline has come; else nobody listens there, or the connection was reset.
         given_s: How long it had.
+        known: Meanwhile it has spoken to us, or another call that waited beside this one has counted its silence. A
+            leader that speaks is not gone: it may keep an answer until its standbys have what it says.
 
     Returns:
-        None when it had too little time for its silence to mean anything.
+        None when its silence means nothing, or nothing new.
     """
     if not late:
         return Failure.REFUSED
-    return Failure.TIMEOUT if given_s >= PATIENCE_S else None
+    return Failure.TIMEOUT if given_s >= PATIENCE_S and not known else None
 
 
 def carried(

@@ -189,7 +189,7 @@ class Leadership:
             if election.term > self._master.core.term:
                 self._master.core.raise_term(election.term)
                 self._keep_term(election.term)
-            self._replication.members(election.members)
+            self._replication.members(election.members_possible)
             self.release()
         self._renewed(election)
 
@@ -220,9 +220,7 @@ class Leadership:
         if standby is not None:
             standby.promote(term=term, now_ms=boot_ms())
             self._master.core = standby.core
-        self._replication = Replication(
-            sequence=0 if standby is None else standby.sequence, awake=self._master.core.awake.read
-        )
+        self._replication = Replication(sequence=0 if standby is None else standby.sequence)
         self._streams = Streams()
         seconds = round(time.monotonic() - began, 3)
         self._master.core.led(self._master.config.name, hot=hot, seconds=seconds, now_ms=boot_ms())
@@ -438,12 +436,17 @@ class Leadership:
         if replication is None:
             return
         self._renewed(election)
-        for conn in replication.laggards(now_ms=now):
+        for conn in replication.review(now_ms=now):
             self._hang_up(conn)
-        if replication.wanted != election.members_wanted:
+        wanted = replication.wanted
+        if wanted != election.members_wanted:
+            log.info("members.changed", standbys=sorted(wanted))
             with self._coordinator.lock:
-                election.members_wanted = replication.wanted
+                election.members_wanted = wanted
+                possible = election.members_possible
+            replication.members(possible)
             self._coordinator.wake()
+        self.release()
         if self._streams.busy:
             self._streams.step(sequence=replication.sequence)
         if now >= self._beat_due_ms:

@@ -54,8 +54,10 @@ class Echo(WirePeer):
 
 
 @contextmanager
-def serve_echo(path: Path | None = None, *, count_max: int = 64) -> Iterator[Address]:
-    """A server of ``Echo`` peers by tcp, or at a Unix socket."""
+def serve_echo(
+    path: Path | None = None, *, count_max: int = 64, peer: Callable[[Peers], WirePeer] = Echo
+) -> Iterator[Address]:
+    """A server of ``Echo`` peers, or of others, by tcp or at a Unix socket."""
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -70,7 +72,7 @@ def serve_echo(path: Path | None = None, *, count_max: int = 64) -> Iterator[Add
         await asyncio.sleep(0)
 
     def make() -> WirePeer:
-        return Echo(peers)
+        return peer(peers)
 
     try:
         if path is not None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from kvops.net.auth import Hello
-from kvops.net.link import LinkState
-from kvops.store.channel import IDLE_LINKS_MAX, Identity, Idle, StoreChannel
-from kvops.store.model import StoreInfo, StoreState
+from kvops.net.link import Address, LinkState
+from kvops.net.wire import Frame, Kind
+from kvops.store.breaker import FAILURES_TO_OPEN
+from kvops.store.channel import IDLE_LINKS_MAX, Identity, Idle, MasterChannel, StoreChannel, Trouble
+from kvops.store.model import Reason, StoreInfo, StoreState
+from tests.net.servers import HELLO, SECRET, Echo, serve_echo
 
 
 class FakeLink:
@@ -104,3 +111,62 @@ def test_memory_is_adopted_once_and_by_the_living(closed: bool, incarnation: int
         assert another.state is link.state is LinkState.CLOSED
     elif closed:
         assert link.state is LinkState.CLOSED
+
+
+class Keeps(Echo):
+    """A leader that answers questions, and keeps what it would have to promise to itself."""
+
+    def frame(self, frame: Frame, body: bytes) -> None:
+        if frame.kind == Kind.EXISTS:
+            self.reply(frame, b"")
+
+
+def test_calls_that_wait_side_by_side_are_one_silence() -> None:
+    """A moment in which a leader says nothing fails all that wait then, and opens no breaker."""
+    with (
+        serve_echo(peer=Keeps) as address,
+        closing(MasterChannel([address], Identity(hello=HELLO, secret=SECRET))) as channel,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        deadline = time.monotonic() + 30
+        for _ in range(3):
+            list(threads.map(lambda _: channel.call(Kind.EXISTS, b"", deadline=deadline), range(100)))
+            together = time.monotonic() + 0.1
+            waited = [threads.submit(channel.call, Kind.PUT_END, b"", deadline=together) for _ in range(8)]
+            assert all(isinstance(one.exception(), Trouble) for one in waited)
+            assert not channel.open
+
+
+def timeouts(channel: MasterChannel, count: int) -> list[Reason]:
+    """What becomes of so many calls whose answers never come."""
+    found = []
+    for _ in range(count):
+        with pytest.raises(Trouble) as trouble:
+            channel.call(Kind.PUT_END, b"", deadline=time.monotonic() + 0.02)
+        found.append(trouble.value.reason)
+    return found
+
+
+def test_a_leader_that_keeps_an_answer_is_not_gone() -> None:
+    """It waits for its standbys: such calls end at their deadline, and all others still go to it."""
+    with (
+        serve_echo(peer=Keeps) as address,
+        closing(MasterChannel([address], Identity(hello=HELLO, secret=SECRET))) as channel,
+    ):
+        channel.call(Kind.EXISTS, b"", deadline=time.monotonic() + 30)
+
+        reasons = timeouts(channel, 4 * FAILURES_TO_OPEN)
+        channel.call(Kind.EXISTS, b"", deadline=time.monotonic() + 30)
+
+    assert set(reasons) == {Reason.TIMEOUT}
+    assert not channel.open
+
+
+def test_a_leader_that_says_nothing_is_gone() -> None:
+    """Its kernel takes connections while the process hangs: nobody waits for it more than twice."""
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        address = Address("127.0.0.1", hung.getsockname()[1])
+        with closing(MasterChannel([address], Identity(hello=HELLO, secret=SECRET))) as channel:
+            reasons = timeouts(channel, FAILURES_TO_OPEN + 1)
+
+    assert reasons == [Reason.TIMEOUT] * FAILURES_TO_OPEN + [Reason.BREAKER_OPEN]

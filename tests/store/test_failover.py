@@ -110,6 +110,38 @@ def test_everything_acknowledged_outlives_the_leader(pool: LocalPool, how: signa
         control.drain(["store-0"])
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("count", [1, 2], ids=["one", "both"])
+def test_standbys_that_are_gone_close_nobody_out(pool: LocalPool, how: signal.Signals, count: int) -> None:
+    """Writers wait a moment and go on; whoever may lead next has everything that they were told is stored."""
+    client = pool.connect(deadline_ms=200)
+    keys = fill(client, f"standbys-{how}-{count}", 20)
+    lead, _ = leader(pool)
+    outcomes: list[tuple[str, Reason]] = []
+
+    def write(number: int) -> None:
+        for index in range(20):
+            key = f"standbys-{how}-{count}-{number}-{index}"
+            outcomes.append((key, client.put(key, DATA).reason))
+
+    for one in [one for one in pool.masters if one is not lead][:count]:
+        one.send(how)
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(WAIT_S)
+
+    assert Reason.BREAKER_OPEN not in {reason for _, reason in outcomes}
+    until(lambda: works(client, f"standbys-{how}-{count}-after"), "a put works")
+    until(lambda: len(leader(pool)[1].members) == 3 - count, "the set is smaller")
+    if count == 1:
+        lead.send(signal.SIGKILL)
+        until(lambda: works(client, f"standbys-{how}-{count}-led"), "a put works again")
+    keys += [key for key, reason in outcomes if reason is Reason.STORED]
+    until(lambda: kept(client, keys) == len(keys), "everything is there")
+
+
 def test_writers_go_on_through_a_change_of_leaders_and_lose_nothing(pool: LocalPool) -> None:
     """Under load: every put that was called stored is there afterwards, and no call outlived its deadline."""
     client = pool.connect(deadline_ms=DEADLINE_MS)

@@ -67,7 +67,8 @@ def no_hang(record: RunRecord) -> Result:
         checked += 1
         limit_ms = row.budget_ms * (1 + bounds.over_deadline_share) + slack_ms
         if not row.t_return_ns:
-            if not row.budget_ms or last_ns - row.t_intended_ns > limit_ms * 1e6:
+            seen_ns = row.t_given_up_ns or last_ns
+            if not row.budget_ms or seen_ns - row.t_intended_ns > limit_ms * 1e6:
                 hung += 1
                 examples.append(
                     CounterExample(

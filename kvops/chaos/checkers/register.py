@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from kvops.chaos.checkers.hidden import Hidden
 from kvops.chaos.checkers.model import Checker, CounterExample, Result
 from kvops.chaos.checkers.model import found as result_of
 from kvops.chaos.history import EventKind, Kind, Operation, Outcome, RunRecord
@@ -33,8 +34,9 @@ def linearizable(record: RunRecord) -> Result:
             keys.setdefault(op.key, []).append(op)
     examples: list[CounterExample] = []
     unknown: list[str] = []
+    hidden = Hidden(record)
     for key, ops in keys.items():
-        lossy = _may_lose(record, key, ops)
+        lossy = _may_lose(record, key, ops, hidden)
         answer = search(ops, lossy=lossy)
         if answer is None:
             unknown.append(key)
@@ -56,12 +58,15 @@ def linearizable(record: RunRecord) -> Result:
     )
 
 
-def _may_lose(record: RunRecord, key: str, ops: Sequence[Operation]) -> bool:
+def _may_lose(record: RunRecord, key: str, ops: Sequence[Operation], hidden: Hidden) -> bool:
     """Whether something is known that may have taken the value away: then a miss may be true at any time."""
     if record.faults or not record.complete:
         return True
     first = min(op.t_invoke_ns for op in ops)
     last = max(op.t_return_ns or op.t_invoke_ns for op in ops)
+    places = {(op.group, op.node) for op in ops if op.kind is Kind.PUT and op.outcome is not Outcome.FAIL}
+    if any(hidden.any(group, node, first, last) for group, node in places):
+        return True
     return any(
         event.kind in _LOSSES and first <= event.t_ns <= last and event.key in ("", key)
         for event in record.events

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvops.chaos.checkers.hidden import Hidden
 from kvops.chaos.checkers.model import Checker, CounterExample, Result, found
 from kvops.chaos.history import Event, EventKind, FaultWindow, Kind, Operation, Outcome, RunRecord, Sample
 
@@ -25,6 +26,7 @@ def visibility(record: RunRecord) -> Result:
     losses = [event for event in record.events if event.kind in (*_OF_KEY, *_OF_STORE, *_OF_ALL)]
     evicting = _evicting(record.samples)
     windows = record.fault_windows()
+    hidden = Hidden(record)
     blind = not record.complete or not (record.samples or record.events)
     examples: list[CounterExample] = []
     checked = unexplained = 0
@@ -42,6 +44,8 @@ def visibility(record: RunRecord) -> Result:
         put = max(before, key=lambda one: one.t_return_ns)
         checked += 1
         if _explained(windows, put, op, removes.get(op.key, []), losses, evicting):
+            continue
+        if hidden.any(put.group, put.node, op.t_invoke_ns, op.t_return_ns or op.t_invoke_ns):
             continue
         unexplained += 1
         if not blind:

@@ -297,6 +297,8 @@ class ClientProcess(Process):
         self._workers = workers
         self._request = 0
         self._term = 0  # the highest of a master that welcomed us
+        self._heard = 0  # µs: when a leader last welcomed or answered us
+        self._timed_out = 0
         self._idle: list[End] = []  # to the master
         self._uses: dict[End, _Use] = {}
         self._links: dict[End, SimLink] = {}  # to stores
@@ -721,8 +723,11 @@ class ClientProcess(Process):
         answer = yield from self._attempt(task, kind, body, deadline)
         if answer is None:
             late = self.us() >= deadline
-            failure = unanswered(late=late, given_s=(deadline - began) / SECOND_US)
+            known = max(self._heard, self._timed_out) > began
+            failure = unanswered(late=late, given_s=(deadline - began) / SECOND_US, known=known)
             if failure is not None:
+                if late:
+                    self._timed_out = self.us()
                 self.breaker.record(failure, now_ms=self.now_ms())
                 if not self.breaker.allow():
                     self.care()
@@ -788,6 +793,7 @@ class ClientProcess(Process):
             for other in idle:
                 other.close()
         self._term, self.master_incarnation = welcome.term, welcome.incarnation
+        self._heard = self.us()
         return won
 
     def _exchange(
@@ -801,6 +807,7 @@ class ClientProcess(Process):
             self._uses.pop(end, None)
             end.close()
             return None
+        self._heard = self.us()
         if len(self._idle) < IDLE_LINKS_MAX:
             self._idle.append(end)
         else:

@@ -545,7 +545,7 @@ class MasterProcess(Process):
             if election.term > self.core.term:
                 self.core.raise_term(election.term)
                 terms.note_term(self.disk.directory, election.term)
-            self.replication.members(election.members)
+            self.replication.members(election.members_possible)
             self._release()
         self._renewed(election)
 
@@ -571,9 +571,7 @@ class MasterProcess(Process):
         if standby is not None:
             standby.promote(term=term, now_ms=now)
             self.core = standby.core
-        self.replication = Replication(
-            sequence=0 if standby is None else standby.sequence, awake=self.core.awake.read
-        )
+        self.replication = Replication(sequence=0 if standby is None else standby.sequence)
         self._won = election.won
         self._streams = Streams()
         self.core.led(self.name, hot=standby is not None, seconds=0.0, now_ms=now)
@@ -663,11 +661,13 @@ class MasterProcess(Process):
             return
         assert election is not None
         self._renewed(election)
-        for conn in replication.laggards(now_ms=now):
+        for conn in replication.review(now_ms=now):
             self._abort(conn)
         if replication.wanted != election.members_wanted:
             election.members_wanted = replication.wanted
+            replication.members(election.members_possible)
             self._wake()
+        self._release()
         if self._streams.busy:
             self._streams.step(sequence=replication.sequence)
         if now >= self._beat_due_ms:

@@ -148,6 +148,23 @@ INVALID: dict[str, tuple[str, Rows]] = {
         "S3",
         [put("p", at=S), miss("g", at=2 * S), Sample(t_ns=3 * S, subject="store-1", evicted_total=0)],
     ),
+    "lost although its store was long back": (
+        "S3",
+        [
+            put("p", at=S, node="store-1", group="g"),
+            Event(t_ns=2 * S, kind="store.suspected", subject="store-1", group="g"),
+            Event(t_ns=3 * S, kind="store.recovered", subject="store-1", group="g"),
+            miss("g", at=4 * S, group="g"),
+        ],
+    ),
+    "lost while another group's store was hidden": (
+        "S3",
+        [
+            put("p", at=S, node="store-1", group="g2"),
+            Event(t_ns=2 * S, kind="store.suspected", subject="store-1", group="g1"),
+            miss("g", at=3 * S, group="g2"),
+        ],
+    ),
     "lost with another store": (
         "S3",
         [
@@ -272,6 +289,13 @@ INVALID: dict[str, tuple[str, Rows]] = {
     ),
     "late": ("L2", [get("g", at=S, took=300 * MS, deadline_ms=200)]),
     "a request without an answer": ("L2", [request(t_return_ns=0, budget_ms=100), Finish(t_ns=9 * S)]),
+    "a request in hand long after its budget": (
+        "L2",
+        [
+            request(t_return_ns=0, outcome=Outcome.INFO, budget_ms=100, t_given_up_ns=3 * S),
+            Finish(t_ns=9 * S),
+        ],
+    ),
     "a loop stands still": (
         "L2",
         [get("g", at=S, deadline_ms=200), Sample(t_ns=S, subject="master-1", loop_gap_ms=900.0)],
@@ -334,6 +358,20 @@ VALID: dict[str, tuple[str, Rows]] = {
             put("p", at=S, node="store-1"),
             Event(t_ns=2 * S, kind="store.lost", subject="store-1"),
             miss("g", at=3 * S),
+        ],
+    ),
+    "its store was out of sight": (
+        "S3",
+        [
+            put("p", at=S, node="store-1", group="g"),
+            Event(t_ns=2 * S, kind="store.suspected", subject="store-1", group="g"),
+            Event(t_ns=2 * S + 100 * MS, kind="store.mounted", subject="store-1", group="g"),
+            miss("m", at=2 * S + 50 * MS, group="g"),
+            Event(t_ns=3 * S, kind="store.suspected", subject="store-1", group="g"),
+            Event(t_ns=3 * S + 100 * MS, kind="store.mounted", subject="store-1", group="g"),
+            miss("n", at=3 * S + 300 * MS, group="g"),
+            Event(t_ns=4 * S, kind="store.ready", subject="store-1", group="g"),
+            get("g", at=5 * S, group="g"),
         ],
     ),
     "evictions counted": (
@@ -458,6 +496,16 @@ VALID: dict[str, tuple[str, Rows]] = {
             get("g", at=9 * S, value="w:1", cls="register"),
         ],
     ),
+    "its store was hidden for a moment": (
+        "S10",
+        [
+            put("p", value="w:1", at=S, cls="register", node="store-1", group="g"),
+            Event(t_ns=2 * S, kind="store.suspected", subject="store-1", group="g"),
+            miss("m", at=2 * S + 20 * MS, cls="register", group="g"),
+            Event(t_ns=2 * S + 100 * MS, kind="store.mounted", subject="store-1", group="g"),
+            get("g", at=3 * S, value="w:1", cls="register", node="store-1", group="g"),
+        ],
+    ),
 }
 
 UNKNOWN: dict[str, tuple[str, Rows]] = {
@@ -483,6 +531,13 @@ UNKNOWN: dict[str, tuple[str, Rows]] = {
         [put(f"p{i}", value=f"w:{i}", at=i, took=S, cls="register") for i in range(150)],
     ),
     "nothing after the undo": ("L1", [*FAULT]),
+    "a request in hand when its client was told to stop": (
+        "L2",
+        [
+            request(t_return_ns=0, outcome=Outcome.INFO, budget_ms=100, t_given_up_ns=S + 80 * MS),
+            Finish(t_ns=9 * S),
+        ],
+    ),
     "still within its deadline": (
         "L2",
         [get("g", at=S, took=0, deadline_ms=200, outcome=Outcome.INFO), Finish(t_ns=S + 100 * MS)],
