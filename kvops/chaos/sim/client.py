@@ -2,9 +2,9 @@
 A simulated engine: the client's real plans, jobs, breakers and checks, driven by coroutines in virtual time.
 
 Covered as they are: ``Located``, ``ReadPlan``, ``PutPlan``, ``ReadJob``, ``WriteJob``, ``shm.read``, header and chunk
-verification, ``Breaker``, ``RetryBudget``. What stands in the blocking shells (``client.py``, ``channel.py``,
-``engine.drive``, ``caretaker.py``) is repeated here, statement by statement where order matters; threads, forks,
-signals, sockets and the segment's mmap are not covered.
+verification, ``Breaker``, ``RetryBudget``, the judgement of peers. What stands in the blocking shells (``client.py``,
+``channel.py``, ``engine.drive``, ``caretaker.py``) is repeated here, statement by statement where order matters;
+threads, forks, signals, sockets and the segment's mmap are not covered.
 """
 
 from __future__ import annotations
