@@ -9,7 +9,7 @@ import pytest
 
 from kvops.net.auth import Hello
 from kvops.net.link import LinkState
-from kvops.store.channel import IDLE_LINKS_MAX, Identity, Idle, StoreChannel
+from kvops.store.channel import IDLE_LINKS_MAX, REGIONS_AGAIN_S, Identity, Idle, StoreChannel
 from kvops.store.model import StoreInfo, StoreState
 
 
@@ -23,7 +23,7 @@ class FakeLink:
         self.state = LinkState.CLOSED
 
 
-def make_channel() -> StoreChannel:
+def make_channel(*, same_memory: bool = True) -> StoreChannel:
     hello = Hello(
         role="client", group="g", name="c", host="h", numa_node=0, pid=1, boot_id="b", nonce=os.urandom(16)
     )
@@ -45,7 +45,7 @@ def make_channel() -> StoreChannel:
         objects=0,
         transports=["shm", "tcp"],
     )
-    return StoreChannel(info, Identity(hello=hello, secret=b"s" * 32), same_memory=True)
+    return StoreChannel(info, Identity(hello=hello, secret=b"s" * 32), same_memory=same_memory)
 
 
 class FakeMapping:
@@ -104,3 +104,15 @@ def test_memory_is_adopted_once_and_by_the_living(closed: bool, incarnation: int
         assert another.state is link.state is LinkState.CLOSED
     elif closed:
         assert link.state is LinkState.CLOSED
+
+
+def test_a_store_is_asked_again_to_copy_by_itself() -> None:
+    """One that was too slow once gets its bytes by the socket for a while only; one on another host always."""
+    near, far = make_channel(), make_channel(same_memory=False)
+    assert near.takes_regions(now_s=100.0)
+    near.refused_regions(now_s=100.0)
+
+    assert not near.takes_regions(now_s=100.0 + REGIONS_AGAIN_S / 2)
+    assert near.takes_regions(now_s=100.0 + REGIONS_AGAIN_S)
+    far.refused_regions(now_s=100.0)
+    assert not far.takes_regions(now_s=1e9)
