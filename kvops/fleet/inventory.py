@@ -146,7 +146,8 @@ def load_inventory(path: Path) -> Inventory:
             raw = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(
-            f"cannot read the inventory {path}: {error.strerror}", fix="check the path and its permissions"
+            f"cannot read the inventory {path}: {error.strerror}",
+            fix="check the path and its permissions; playbooks/fleet.md says how to write one",
         ) from error
     if len(raw) > FILE_BYTES_MAX:
         raise ConfigError(f"{path} is larger than {FILE_BYTES_MAX} B", fix="use ranges: gpu-[001-040]")
