@@ -32,20 +32,24 @@ def default_state_dir(env: Mapping[str, str] = os.environ) -> Path:
     return (Path(home) if home.startswith("/") else Path("~/.local/state").expanduser()) / "kvops"
 
 
-def read_small(path: Path, *, too_large: str, bytes_max: int = FILE_BYTES_MAX) -> bytes:
+def read_small(
+    path: Path,
+    *,
+    too_large: str,
+    unreadable: str = "check the path and its permissions",
+    bytes_max: int = FILE_BYTES_MAX,
+) -> bytes:
     """
     Read a file that somebody named.
 
     Raises:
-        ConfigError: It cannot be read, or is larger; ``too_large`` says what to do then.
+        ConfigError: It cannot be read, or is larger; ``unreadable`` and ``too_large`` say what to do then.
     """
     try:
         with path.open("rb") as file:
             raw = file.read(bytes_max + 1)
     except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror}", fix="check the path and its permissions"
-        ) from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}", fix=unreadable) from error
     if len(raw) > bytes_max:
         raise ConfigError(f"{path} is larger than {bytes_max} B", fix=too_large)
     return raw

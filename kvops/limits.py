@@ -31,7 +31,8 @@ PROCESSING_MAX: Final = 1_000_000  # puts under way at one master
 CONNECTIONS_MAX: Final = 4_096  # at one master or store
 KEY_BYTES_MAX: Final = 1_024  # UTF-8 of one key
 TENANT_MAX: Final = 65_535
-REGIONS_MAX: Final = 16  # that a store maps for one connection
+REGIONS_MAX: Final = 16  # that a store holds for one connection
+REGIONS_OF_ALL_MAX: Final = 1_024  # … and for all of them, a descriptor each
 
 # Sizes, in bytes.
 DIGEST_BYTES: Final = 16  # of a key
@@ -51,3 +52,4 @@ assert LEASE_MARGIN_MS < LEASE_TTL_MS < STORE_SILENT_MS < PUT_TTL_MS, (
 assert BEAT_INTERVAL_MS * 4 <= STORE_SILENT_MS <= STORE_TTL_MS - BEAT_INTERVAL_MS, "one lost beat is no death"
 assert KEYS_PER_FRAME_MAX * 72 <= BODY_BYTES_MAX, "the largest batch fits a frame"
 assert CHUNK_BYTES % PART_CHUNK_BYTES == 0
+assert REGIONS_MAX <= REGIONS_OF_ALL_MAX

@@ -419,7 +419,7 @@ def _matrix(
         some = [name for name in outside if worst(states[name]) is Verdict.UNKNOWN]
         why = f"too little to say that {', '.join(some)} did not notice"
         if len(pairs.blocks) < PAIRS_MIN:
-            why += f": {len(pairs.blocks)} pairs of blocks, {PAIRS_MIN} are needed"
+            why += f": pairs of blocks: {len(pairs.blocks)}; {PAIRS_MIN} are needed"
     else:
         why = f"none of {len(outside)} domains outside the scope noticed"
     return tuple(cells), degraded, len(outside), verdict, why

@@ -186,7 +186,7 @@ def _show(out: Output, hit: Impact) -> None:
             "… of the possible",
             f"{before.served_share:.1%}",
             f"{after.served_share:.1%}",
-            f"({hit.lowest_share:.1%} at worst{back})",
+            f"({hit.lowest_share:.1%} at worst{back})" if hit.lowest_share is not None else "",
         ),
         ("slow reads", f"{before.slow:,}", f"{after.slow:,}", ""),
         ("TTFT p99, ms", f"{before.ttft_p99_ms:,.0f}", f"{after.ttft_p99_ms:,.0f}", "(with a modelled GPU)"),

@@ -151,7 +151,7 @@ def _say_call(out: Output, reply: HoldReply, call_ms: float) -> None:
     if any(str(hold.state) == "migrating" for hold in changed):
         out.note(holds.clock_line("cordoned", f"{stores} in {call_ms:.1f} ms; nothing new is put there"))
     elif changed:
-        out.note(holds.clock_line("hidden", f"{stores} in {call_ms:.1f} ms; no lookup names them"))
+        out.note(holds.clock_line("hidden", f"{stores} in {call_ms:.1f} ms, named by no lookup any more"))
 
 
 def _receipt(

@@ -144,11 +144,13 @@ class Price:
         if self.hit_ratio is not None and self.hit_ratio_after is not None:
             ratio = f"hit ratio {self.hit_ratio:.1%} → about {self.hit_ratio_after:.1%} at first"
         safe = "; ".join(check.text for check in reply.checks)
+        if self.share < 1:
+            safe = f"the rest would be {self.full:.0%} full with all of it; {safe}"
         return [
             f"  holds   {human_objects(self.objects)}, {human_bytes(self.bytes)}; "
             f"{self.share:.1%} of the pool's capacity",
             f"  costs   {ratio}, about {max(1, round(self.seconds))} s until it is empty",
-            f"  safe    the rest would be {self.full:.0%} full with all of it; {safe}",
+            f"  {'safe  ' if all(check.ok for check in reply.checks) else 'unsafe'}  {safe}",
         ]
 
 
@@ -163,6 +165,8 @@ def price(reply: HoldReply, status: MasterStatus, *, migrate: bool = False, band
     rest = max(1, reply.pool_bytes - reply.capacity_bytes)
     ratio = status.hits_total / status.lookups_total if status.lookups_total else None
     lost = min(1.0, objects / max(1, status.objects))
+    if reply.pool_bytes <= reply.capacity_bytes:
+        lost = 1.0  # nothing would be left
     if migrate and size:
         room = max(0, reply.pool_bytes - reply.capacity_bytes - (reply.pool_used_bytes - size))
         lost *= max(0.0, 1 - room / size)

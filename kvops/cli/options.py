@@ -20,6 +20,13 @@ FORMATS: Final = ("table", "wide", "json", "jsonl", "name", "tsv")
 HELP_WIDTH: Final = 100
 SYNONYMS: Final = {"list": "ls", "remove": "rm", "delete": "rm", "del": "rm", "ps": "status", "log": "logs"}
 """What somebody may type first, where another word is the command's name."""
+DEEPER: Final = {
+    **dict.fromkeys(("get", "put", "stat", "rm", "ls", "stats"), "object"),
+    **dict.fromkeys(("doctor", "catalog", "run", "plan", "validate", "inject", "abort", "recover"), "chaos"),
+    **dict.fromkeys(("matrix", "watch"), "diagnose"),
+    "agentic": "workload",
+}
+"""Commands of a group that somebody may look for without it."""
 SENTENCE_MAX: Final = 200  # of a command in its group's list
 
 
@@ -235,7 +242,10 @@ class Group(_Shared, click.Group):
             from difflib import get_close_matches
 
             known = self.list_commands(ctx)
-            near = [SYNONYMS[name]] if SYNONYMS.get(name) in known else get_close_matches(name, known, n=3)
+            word = SYNONYMS.get(name, name)
+            near = [word] if word in known else get_close_matches(name, known, n=3)
+            if DEEPER.get(word) in known:
+                near = [f"{DEEPER[word]} {word}"]
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)

@@ -142,7 +142,12 @@ def load_inventory(path: Path) -> Inventory:
         ConfigError: It cannot be read, is not YAML, has a key nobody knows, a host twice, or a value of the
             wrong kind; the message names the place and what would be right.
     """
-    raw = read_small(path, too_large="use ranges: gpu-[001-040]", bytes_max=FILE_BYTES_MAX)
+    raw = read_small(
+        path,
+        unreadable="check the path and its permissions; playbooks/fleet.md says how to write one",
+        too_large="use ranges: gpu-[001-040]",
+        bytes_max=FILE_BYTES_MAX,
+    )
     return parse_inventory(raw, source=str(path), folder=path.parent)
 
 

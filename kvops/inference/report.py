@@ -98,6 +98,8 @@ def fault_name(event: ReplayEvent) -> str:
 def recovery(hit: Impact) -> str:
     """In words, what became of the cache after a fault."""
     before = _share(hit.before.served_share)
+    if hit.lowest_share is None:
+        return f"too few requests came after it ({hit.after.requests}) to say what it did to the hits"
     text = f"of the possible hits {before} were served before, {_share(hit.lowest_share)} at worst"
     if hit.recovered_after_s is None:
         return f"{text}, not yet back at the end"

@@ -127,7 +127,7 @@ class Impact:
     event: ReplayEvent
     before: Phase
     after: Phase
-    lowest_share: float  # worst stretch of RECOVERY_REQUESTS requests after the fault
+    lowest_share: float | None  # worst stretch of requests after the fault; None: too few came to tell
     recovered_after_s: (
         float | None
     )  # until a stretch was as good as RECOVERED_SHARE of before; None: not within the replay
@@ -149,17 +149,19 @@ def impact(result: ReplayResult) -> Impact | None:
     index = np.flatnonzero(later & (result.rows["state"] == DONE))
     possible = possible_tokens(result)
     stretch = max(RECOVERY_REQUESTS_MIN, len(result.rows) // 50)
-    lowest, recovered = 1.0, None
+    shares: list[float] = []
+    recovered = None
     for first in range(0, len(index) - stretch + 1, max(1, stretch // 4)):
         some = index[first : first + stretch]
         most = int(possible[some].sum())
         rows = result.rows[some]
         share = int(rows["l2_tokens"].sum() + rows["l3_tokens"].sum()) / most if most else 1.0
-        lowest = min(lowest, share)
+        shares.append(share)
         if share < RECOVERED_SHARE * before.served_share:
             recovered = None
         elif recovered is None:
             recovered = max(0.0, float(rows["done_s"][-1]) - fault.at_s) if first else 0.0
+    lowest = min(shares, default=None)
     return Impact(event=fault, before=before, after=after, lowest_share=lowest, recovered_after_s=recovered)
 
 
@@ -258,7 +260,7 @@ def summary(result: ReplayResult) -> dict[str, Any]:
             "at_s": round(hit.event.at_s, 3),
             "before": _phase_json(hit.before),
             "after": _phase_json(hit.after),
-            "lowest_share": round(hit.lowest_share, 4),
+            "lowest_share": None if hit.lowest_share is None else round(hit.lowest_share, 4),
             "recovered_after_s": None if hit.recovered_after_s is None else round(hit.recovered_after_s, 3),
         },
         "events": [

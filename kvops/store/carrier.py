@@ -17,7 +17,7 @@ from kvops.store.trail import Trail
 from kvops.transfer import shm
 from kvops.transfer.engine import Until, drive
 from kvops.transfer.model import Job, ReadSlice, SliceState, WriteSlice
-from kvops.transfer.region import Regions, register
+from kvops.transfer.region import REGISTER_S_MIN, Regions, register
 from kvops.transfer.stream import ReadJob, WriteJob
 
 
@@ -130,7 +130,7 @@ class Carrier:
                 _fail(slices)
                 continue
             try:
-                regions = self._regions if channel.takes_regions else None
+                regions = self._regions if channel.takes_regions(now_s=time.monotonic()) else None
                 jobs.append((channel, WriteJob(channel.link(), slices, regions)))
             except Unreachable:
                 _fail(slices)
@@ -146,10 +146,10 @@ class Carrier:
         """After the bytes have gone by the socket: let the next write do without."""
         try:
             for region in job.unregistered.values():
-                if job.link.state is LinkState.READY:
+                if job.link.state is LinkState.READY and time.monotonic() + REGISTER_S_MIN < deadline:
                     register(job.link, region, deadline=deadline)
         except KvopsError:  # the link is closed
-            channel.takes_regions = False
+            channel.refused_regions(now_s=time.monotonic())
 
 
 def _fail(slices: Iterable[ReadSlice | WriteSlice], state: SliceState = SliceState.FAILED) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -26,6 +27,7 @@ from kvops.transfer.shm import Mapping
 FAILOVER_OPEN_MS: Final = 50
 FAILOVER_OPEN_MS_MAX: Final = 200
 PROBE_TIMEOUT_S: Final = CONNECT_TIMEOUT_MS / 1_000
+REGIONS_AGAIN_S: Final = 10.0  # a store that did not take registered memory is asked again after this long
 IDLE_LINKS_MAX: Final = (
     16  # kept for the next call; more than that many calls at once open and close their own
 )
@@ -221,7 +223,7 @@ class StoreChannel:
     def __init__(self, info: StoreInfo, identity: Identity, *, same_memory: bool) -> None:
         self.info = info
         self.same_memory = same_memory  # its segment can be mapped, and its Unix socket reached
-        self.takes_regions = same_memory  # until it fails to: an older version hangs up
+        self._regions_from_s = 0.0 if same_memory else math.inf
         self.breaker = Breaker(rng=random.Random())
         self.mapping: Mapping | None = None
         self.mapping_link: Link | None = None  # closes when the store's process ends
@@ -234,6 +236,14 @@ class StoreChannel:
     def usable(self) -> bool:
         """Whether the breaker lets calls through."""
         return self.breaker.allow()
+
+    def takes_regions(self, *, now_s: float) -> bool:
+        """Whether it may be asked to copy from our memory by itself."""
+        return now_s >= self._regions_from_s
+
+    def refused_regions(self, *, now_s: float) -> None:
+        """It hung up on being asked, as an older version does, or was too slow: not again for a while."""
+        self._regions_from_s = max(self._regions_from_s, now_s + REGIONS_AGAIN_S)
 
     def link(self) -> Link:
         """

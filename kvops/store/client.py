@@ -321,12 +321,15 @@ class Pool:
         Memory from which stores on this host copy by themselves: a put from it sends no payload.
 
         Reads into it are as fast as into any other. It is all zeros, takes pages when it is touched, and belongs to
-        this pool: after ``close`` it can be used on, and written from by the socket.
+        this pool until ``close``: then it can be used on, and written from by the socket. A child of a fork shares
+        it with its parent: what one writes there, both have.
 
         Args:
-            size_bytes: 1 to ``REGION_BYTES_MAX``; a few large regions, not one an object.
+            size_bytes: 1 to ``REGION_BYTES_MAX``; a few large regions, not one an object. A store copies from the
+                first ``REGIONS_MAX`` that were put from, and gets what lies in others by the socket.
 
         Raises:
+            UsageError: No such size.
             Refused: The kernel gives none.
         """
         self._begin(None)

@@ -11,31 +11,58 @@ from pathlib import Path
 from typing import Final
 
 from kvops.errors import ConfigError
-from kvops.limits import CONNECTIONS_MAX
 from kvops.net.link import Address
 
 BACKLOG: Final = 1_024
 FILES_RESERVED: Final = 128  # for the journal, logs, scrapes, control calls and sockets that listen
 
 
-def connection_room() -> int:
+def descriptor_room(*wanted: int) -> tuple[int, ...]:
     """
-    How many connections this process may accept, after it has taken as many files as it is allowed.
+    How many descriptors of each kind this process may hold, after it has taken as many files as it is allowed.
 
     What it can neither accept nor refuse for want of descriptors would be hung up on without a word.
+
+    Args:
+        wanted: For connections, and for what else it takes from its peers.
+
+    Returns:
+        As many as wanted, or in proportion what there is; one at least.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = CONNECTIONS_MAX + FILES_RESERVED
+    need = sum(wanted) + FILES_RESERVED
     if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    return (
-        CONNECTIONS_MAX
-        if soft == resource.RLIM_INFINITY
-        else min(CONNECTIONS_MAX, max(1, soft - FILES_RESERVED))
-    )
+        need = min(need, hard)
+    if soft != resource.RLIM_INFINITY and soft < need:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+        soft = need
+    if soft == resource.RLIM_INFINITY or soft >= sum(wanted) + FILES_RESERVED:
+        return wanted
+    room = soft - FILES_RESERVED
+    return tuple(max(1, room * count // sum(wanted)) for count in wanted)
+
+
+class Room:
+    """A bounded number of places, counted."""
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def enter(self) -> bool:
+        """Take a place, if there is one."""
+        if self._count >= self._count_max:
+            return False
+        self._count += 1
+        return True
+
+    def leave(self) -> None:
+        """Give a place back."""
+        assert self._count > 0, "left once"
+        self._count -= 1
 
 
 def listen_tcp(address: Address) -> socket.socket:

@@ -20,6 +20,7 @@ import uvloop
 from kvops import collector
 from kvops.errors import NotLeader, Refused
 from kvops.files import read_secret
+from kvops.limits import CONNECTIONS_MAX
 from kvops.log import configure, log
 from kvops.metrics import HttpServer, expose, serve_http
 from kvops.net import wire
@@ -39,7 +40,7 @@ from kvops.store.config import MasterConfig
 from kvops.store.control import SERVICE, ControlServicer
 from kvops.store.events import EventFollower, EventLog
 from kvops.store.leadership import Leadership, group_keys
-from kvops.store.listen import connection_room, listen_tcp, listen_unix
+from kvops.store.listen import descriptor_room, listen_tcp, listen_unix
 from kvops.store.master_core import MasterCore, MasterSettings
 from kvops.store.master_metrics import readings
 from kvops.store.model import (
@@ -180,7 +181,7 @@ class Master:
         self.config = config
         self.secret = read_secret(Path(config.secret_file))
         self.state_dir = Path(config.state_dir)
-        self.connections = Peers(connection_room())
+        self.connections = Peers(*descriptor_room(CONNECTIONS_MAX))
         self._peers: dict[int, _Peer] = {}  # by number, once proved
         self._next_conn = 0
         self._ready = False

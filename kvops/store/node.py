@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from kvops import collector
 from kvops.errors import KvopsError, Refused, Unreachable
 from kvops.files import read_secret
+from kvops.limits import CONNECTIONS_MAX, REGIONS_OF_ALL_MAX
 from kvops.log import configure, log
 from kvops.net.auth import Hello, Listener, Welcome
 from kvops.net.etcd_query import parse_masters
@@ -30,7 +31,7 @@ from kvops.notify import notify, notify_ready
 from kvops.store import messages as m
 from kvops.store.clock import boot_id
 from kvops.store.config import StoreConfig
-from kvops.store.listen import connection_room, listen_tcp, listen_unix
+from kvops.store.listen import Room, descriptor_room, listen_tcp, listen_unix
 from kvops.store.node_core import NodeCore, Source
 from kvops.store.numa import bind_process, read_placement
 from kvops.store.segment import Segment
@@ -56,7 +57,9 @@ class Node:
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
-        self.connections = Peers(connection_room())
+        connections, regions = descriptor_room(CONNECTIONS_MAX, REGIONS_OF_ALL_MAX)
+        self.connections = Peers(connections)
+        self.regions = Room(regions)  # registered memory of all writers
         self.segment: Segment
         self.core: NodeCore
         self._secret = read_secret(Path(config.secret_file))

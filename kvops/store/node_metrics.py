@@ -36,6 +36,11 @@ def readings(node: Node) -> list[Reading]:
         Reading(name="kvops_store_objects", help="Complete objects.", read=lambda: core.objects),
         Reading(name="kvops_store_connections", help="Open connections.", read=lambda: len(node.connections)),
         Reading(
+            name="kvops_store_regions",
+            help="Registered memory of writers that the store copies from, by connection.",
+            read=lambda: len(node.regions),
+        ),
+        Reading(
             name="kvops_store_read_bytes_total",
             help="Payload sent to readers over sockets.",
             read=lambda: core.read_bytes_total,

@@ -18,7 +18,7 @@ from kvops.net.wire import Frame, Kind
 from kvops.store.node_core import Write
 from kvops.transfer import messages as tm
 from kvops.transfer.model import WRITES_PER_FRAME_MAX
-from kvops.transfer.region import borrow
+from kvops.transfer.region import Borrowed
 
 if TYPE_CHECKING:
     from kvops.store.node import Node
@@ -36,7 +36,7 @@ class StorePeer(WirePeer):
         self._node = node
         self._core = node.core
         self._write: Write | None = None
-        self._regions: dict[int, memoryview] = {}
+        self._regions: dict[int, Borrowed] = {}
         self._awaiting: _Descriptor | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -47,7 +47,10 @@ class StorePeer(WirePeer):
             self._write = None
         if self._awaiting is not None:
             self._awaiting.close()
-        self._regions.clear()  # unmapped now, whatever still refers to this connection
+            self._awaiting = None
+            self._node.regions.leave()
+        while self._regions:
+            self._let_go(next(iter(self._regions)))
 
     def payload(self, frame: Frame, body: bytes) -> memoryview | None:
         """Straight into the segment, if the slot may be written."""
@@ -88,45 +91,63 @@ class StorePeer(WirePeer):
 
     def _register(self, frame: Frame, body: bytes) -> None:
         raw = self.transport.get_extra_info("socket")
-        if len(self._regions) == REGIONS_MAX or raw.family != socket.AF_UNIX or len(body) != tm.REGISTER.size:
+        possible = raw.family == socket.AF_UNIX and len(body) == tm.REGISTER.size
+        if not possible or len(self._regions) >= REGIONS_MAX or not self._node.regions.enter():
             self.reply(frame, tm.NOT_REGISTERED)
             return
         number, _, size_bytes = tm.REGISTER.unpack(body)
+        try:
+            self._awaiting = _Descriptor(
+                raw.fileno(), lambda fd: self._registered(frame, number, size_bytes, fd), self.transport.abort
+            )
+        except OSError:  # others have taken all descriptors
+            self._node.regions.leave()
+            self.reply(frame, tm.NOT_REGISTERED)
+            return
         self.hold()  # the loop's own read would lose the descriptor
-        self._awaiting = _Descriptor(
-            raw.fileno(), lambda fd: self._registered(frame, number, size_bytes, fd), self.transport.abort
-        )
         self.reply(frame, tm.GO_ON)
 
     def _registered(self, frame: Frame, number: int, size_bytes: int, fd: int) -> None:
         self._awaiting = None
         try:
-            self._regions[number] = borrow(fd, size_bytes)
-            self.reply(frame, tm.REGISTERED)
+            region = Borrowed(fd, size_bytes)
         except Refused as error:
+            self._node.regions.leave()
             log.warning("region.refused", error=error.what)
             self.reply(frame, tm.NOT_REGISTERED)
+        else:
+            if number in self._regions:
+                self._let_go(number)
+            self._regions[number] = region
+            self.reply(frame, tm.REGISTERED)
         self.proceed()
+
+    def _let_go(self, number: int) -> None:
+        self._regions.pop(number).close()
+        self._node.regions.leave()
 
     def _write_registered(self, frame: Frame, body: bytes) -> Iterator[None]:
         """Copy each of several payloads; pauses after every ``COPY_BYTES_MAX``."""
         answers: list[bytes] = []
         copied = at = 0
         while at < len(body):
-            if len(answers) == WRITES_PER_FRAME_MAX or len(body) - at < tm.SOURCE.size:
-                raise WireError("a frame of registered writes that does not hold whole ones", fix="")
+            start = at + tm.SOURCE.size
+            if len(answers) == WRITES_PER_FRAME_MAX:
+                raise WireError(f"more than {WRITES_PER_FRAME_MAX} registered writes in one frame", fix="")
+            if start > len(body):
+                raise WireError("a registered write is shorter than its head", fix="")
             number, body_bytes, offset, length = tm.SOURCE.unpack_from(body, at)
-            at += tm.SOURCE.size
-            end = at + body_bytes
+            at = start + body_bytes
+            if at > len(body):
+                raise WireError("a registered write is shorter than it says", fix="")
             region = self._regions.get(number)
-            if region is None or offset + length > len(region):
+            if region is None or offset + length > region.size_bytes:
                 raise WireError("a write names memory that is not registered", fix="register it first")
-            self._write = write = self._core.write_begin(body[at:end], length)
-            at = end
+            self._write = write = self._core.write_begin(body[start:at], length)
             done = 0
             while write.target is not None and done < length:
                 size = min(length - done, COPY_BYTES_MAX - copied)
-                write.target[done : done + size] = region[offset + done : offset + done + size]
+                region.copy(write.target[done : done + size], offset + done)
                 done += size
                 self._node.registered_bytes_total += size
                 copied += size
@@ -158,12 +179,12 @@ class StorePeer(WirePeer):
         raw = self.transport.get_extra_info("socket")
         if raw.family != socket.AF_UNIX:
             raise Refused("a segment can be mapped on its own host only", fix="read by tcp")
-        with socket.socket(fileno=os.dup(raw.fileno())) as sock:
-            sock.setblocking(False)
-            try:
+        try:
+            with socket.socket(fileno=os.dup(raw.fileno())) as sock:
+                sock.setblocking(False)
                 socket.send_fds(sock, [answer], [node.segment.fd])
-            except OSError:
-                self.transport.abort()  # it does not read: it can ask again
+        except OSError:
+            self.transport.abort()  # it does not read, or no descriptor is left: it can ask again
 
 
 class _Descriptor:

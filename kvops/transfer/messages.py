@@ -29,7 +29,7 @@ REGISTER: Final = struct.Struct("<IIQ")
 """A number the connection knows the region by, reserved, its size in bytes."""
 
 GO_ON, REGISTERED, NOT_REGISTERED = b"\0", b"\1", b"\2"
-"""The store waits for the descriptor; has mapped it; takes none, go on by socket."""
+"""The store waits for the descriptor; has taken it; takes none, go on by socket."""
 
 SOURCE: Final = struct.Struct("<IIQQ")
 """A registered region, bytes of the WRITE body that follows, offset and length of the payload in the region."""

@@ -99,6 +99,7 @@ def test_the_last_store_is_refused(group: Started) -> None:
 
     assert both.returncode == 5
     assert "--force last-store" in both.stderr
+    assert "unsafe  no store would be left" in both.stderr
     assert asked.returncode == 1
     assert document(run, "status")["holds"] == []
     assert run("ok-to-stop", "store-0").returncode == 0

@@ -99,6 +99,15 @@ def test_price_without_a_lookup() -> None:
     assert cost.document()["hit_ratio"] is cost.document()["hit_ratio_after"] is None
 
 
+def test_price_of_all_there_is() -> None:
+    """Without another store no hit is left, whatever they hold, and nothing is called safe or as full as anything."""
+    everything = reply(pool=2 * 10**9, used=0)
+    cost = price(everything, status(lookups=1_000, hits=800))
+
+    assert cost.hit_ratio_after == 0
+    assert not any("full" in line for line in cost.lines(everything))
+
+
 def test_summary_names_the_one_that_is_behind() -> None:
     """Several targets are drained when all are, and nothing is counted before all have been."""
     done = hold("a", state=HoldState.DRAINED, swept=1_000, left=0)

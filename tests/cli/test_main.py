@@ -92,6 +92,10 @@ def test_help_loads_little(args: list[str], kvops_env: dict[str, str]) -> None:
     [
         (["stort"], "Did you mean start"),
         (["object", "remove"], "Did you mean rm"),
+        (["get", "key"], "Did you mean object get"),
+        (["list"], "Did you mean object ls"),
+        (["doctor"], "Did you mean chaos doctor"),
+        (["completion"], "Choose from: bash, zsh, fish"),
         (["--nope"], "No such option"),
         (["start", "--stores", "x"], "--stores"),
         (["start", "--segment-size", "1"], "its unit is missing"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvops.inference.report import recovery
 from kvops.inference.results import DONE, FAILED, RESULT, ReplayEvent, ReplayResult, impact, losses, summary
 
 
@@ -68,6 +69,15 @@ def test_a_fault_without_effect_needs_no_recovery() -> None:
 
     assert hit is not None
     assert hit.recovered_after_s == 0.0
+
+
+def test_too_few_requests_after_a_fault_say_nothing() -> None:
+    """Neither "100 % at worst" nor "not yet back": the report says that it cannot tell."""
+    hit = impact(result_of([1.0] * 30 + [0.5] * 10, fault_at=30))
+
+    assert hit is not None
+    assert hit.lowest_share is hit.recovered_after_s is None
+    assert "too few requests" in recovery(hit)
 
 
 def test_no_fault_no_comparison() -> None:

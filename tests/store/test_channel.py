@@ -15,7 +15,15 @@ from kvops.net.auth import Hello
 from kvops.net.link import Address, LinkState
 from kvops.net.wire import Frame, Kind
 from kvops.store.breaker import FAILURES_TO_OPEN
-from kvops.store.channel import IDLE_LINKS_MAX, Identity, Idle, MasterChannel, StoreChannel, Trouble
+from kvops.store.channel import (
+    IDLE_LINKS_MAX,
+    REGIONS_AGAIN_S,
+    Identity,
+    Idle,
+    MasterChannel,
+    StoreChannel,
+    Trouble,
+)
 from kvops.store.model import Reason, StoreInfo, StoreState
 from tests.net.servers import HELLO, SECRET, Echo, serve_echo
 
@@ -30,7 +38,7 @@ class FakeLink:
         self.state = LinkState.CLOSED
 
 
-def make_channel() -> StoreChannel:
+def make_channel(*, same_memory: bool = True) -> StoreChannel:
     hello = Hello(
         role="client", group="g", name="c", host="h", numa_node=0, pid=1, boot_id="b", nonce=os.urandom(16)
     )
@@ -52,7 +60,7 @@ def make_channel() -> StoreChannel:
         objects=0,
         transports=["shm", "tcp"],
     )
-    return StoreChannel(info, Identity(hello=hello, secret=b"s" * 32), same_memory=True)
+    return StoreChannel(info, Identity(hello=hello, secret=b"s" * 32), same_memory=same_memory)
 
 
 class FakeMapping:
@@ -170,3 +178,15 @@ def test_a_leader_that_says_nothing_is_gone() -> None:
             reasons = timeouts(channel, FAILURES_TO_OPEN + 1)
 
     assert reasons == [Reason.TIMEOUT] * FAILURES_TO_OPEN + [Reason.BREAKER_OPEN]
+
+
+def test_a_store_is_asked_again_to_copy_by_itself() -> None:
+    """One that was too slow once gets its bytes by the socket for a while only; one on another host always."""
+    near, far = make_channel(), make_channel(same_memory=False)
+    assert near.takes_regions(now_s=100.0)
+    near.refused_regions(now_s=100.0)
+
+    assert not near.takes_regions(now_s=100.0 + REGIONS_AGAIN_S / 2)
+    assert near.takes_regions(now_s=100.0 + REGIONS_AGAIN_S)
+    far.refused_regions(now_s=100.0)
+    assert not far.takes_regions(now_s=1e9)

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from kvops.errors import Refused, Unreachable, UsageError
-from kvops.files import read_secret
-from kvops.limits import REGION_BYTES_MAX, REGIONS_MAX
-from kvops.net.auth import Hello
-from kvops.net.link import Address, Link, call, establish, receive, send
-from kvops.net.wire import Kind, encode
+from kvops.errors import ClosedPool, Refused, UsageError, WrongBuffer
+from kvops.limits import REGION_BYTES_MAX
 from kvops.store.client import Pool
-from kvops.store.clock import boot_id
 from kvops.store.model import Reason
-from kvops.transfer import messages as tm
-from kvops.transfer.region import Region, Regions, borrow
+from kvops.transfer.region import Borrowed, Region, Regions
 from tests.pool import ROOT, LocalPool, Member
 from tests.waiting import WAIT_S, until
 
@@ -41,9 +38,12 @@ def running() -> Iterator[LocalPool]:
 
 @pytest.fixture
 def pool(running: LocalPool) -> Iterator[LocalPool]:
-    """A master and a store, in order."""
+    """A master and a store, in order and empty."""
     yield running
     running.heal()
+    client = running.connect()
+    for listed in client.ls()[0]:
+        client.remove(listed["key"])
 
 
 def copied_bytes(store: Member) -> int:
@@ -86,17 +86,27 @@ def test_a_put_from_registered_memory_sends_no_payload(pool: LocalPool) -> None:
         client.remove(key)
 
 
+def regions_of(store: Member) -> int:
+    """How many descriptors of registered memory a store's process holds."""
+    assert store.process is not None
+    count = 0
+    for descriptor in Path(f"/proc/{store.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            count += "kvops-region" in str(descriptor.readlink())
+    return count
+
+
 def test_a_store_lets_go_of_memory(pool: LocalPool) -> None:
-    """A writer's memory is mapped for as long as it is connected."""
+    """A writer's memory is held for as long as it is connected, and never mapped."""
     (store,) = pool.stores
     assert store.process is not None
-    maps = Path(f"/proc/{store.process.pid}/maps")
-    until(lambda: "kvops-region" not in maps.read_text(), "writers of other tests are gone")
+    until(lambda: not regions_of(store), "writers of other tests are gone")
     client = pool.connect()
     register(client, fill(client.allocate(MIB)))
-    assert "kvops-region" in maps.read_text()
+    assert regions_of(store) == 1
+    assert "kvops-region" not in Path(f"/proc/{store.process.pid}/maps").read_text()
     client.close()
-    until(lambda: "kvops-region" not in maps.read_text(), "nothing is mapped any more")
+    until(lambda: not regions_of(store), "nothing is held any more")
 
 
 def test_one_batch_may_mix_memory(pool: LocalPool) -> None:
@@ -183,107 +193,83 @@ for number in range(10_000):
     assert client.get("after") == b"data"
 
 
-# What a store thinks of other people's memory.
+def test_a_fork_goes_on_with_the_same_memory(pool: LocalPool) -> None:
+    """A child puts from its parent's memory, both before and after it has changed it, and the parent goes on."""
+    client = pool.connect()
+    memory = fill(client.allocate(MIB))
+    register(client, memory)
+    child = os.fork()
+    if not child:
+        code = 1
+        with suppress(BaseException):
+            before = client.put("before", memory[:5_000]).ok and client.get("before") == memory[:5_000]
+            memory[:4] = b"both"
+            after = client.put("after", memory[:5_000]).ok and client.get("after") == memory[:5_000]
+            client.close()
+            code = 0 if before and after else 2
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert memory[:4] == b"both"
+    before = copied_bytes(pool.stores[0])
+    assert client.put("parent", memory[:5_000]).ok
+    assert client.get("parent") == memory[:5_000]
+    assert copied_bytes(pool.stores[0]) - before == 5_000
 
 
-@pytest.fixture
-def link(pool: LocalPool) -> Iterator[Link]:
-    """A connection to the store's Unix socket."""
-    hello = Hello(
-        role="client",
-        group="local",
-        name="t",
-        host="host-0",
-        numa_node=0,
-        pid=os.getpid(),
-        boot_id=boot_id(),
-        nonce=os.urandom(16),
-    )
-    made = Link(
-        Address.parse(pool.stores[0].config["unix_path"]), secret=read_secret(pool.secret_file), hello=hello
-    )
-    establish(made, deadline=time.monotonic() + WAIT_S)
-    yield made
-    made.close()
+def test_threads_put_from_the_same_memory(pool: LocalPool) -> None:
+    """Each object is what its thread put, whoever else puts from the same bytes and allocates beside it."""
+    client = pool.connect()
+    memory = fill(client.allocate(2 * MIB))
+    register(client, memory)
+
+    def put(number: int) -> bool:
+        client.allocate(4_096)
+        view = memory[number * 1_000 : number * 1_000 + MIB]
+        return client.put(f"t{number}", view).ok and client.get(f"t{number}") == view
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(put, range(8)))
 
 
-def offer(link: Link, fd: int, *, number: int, size_bytes: int) -> bytes:
-    """Register a descriptor by hand; the store's last answer."""
-    deadline = time.monotonic() + WAIT_S
-    send(link, Kind.REGISTER, tm.REGISTER.pack(number, 0, size_bytes), request=number)
-    answer = receive(link, Kind.REGISTER, request=number, deadline=deadline)
-    if answer == tm.GO_ON:
-        socket.send_fds(link.sock, [b"\0"], [fd])
-        answer = receive(link, Kind.REGISTER, request=number, deadline=deadline)
-    return answer
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float64, np.complex64])
+def test_arrays_lie_in_registered_memory(pool: LocalPool, dtype: type[np.generic]) -> None:
+    """What numpy and other views make of the memory is found in it: the store copies, and it comes out the same."""
+    client = pool.connect()
+    memory = fill(client.allocate(MIB))
+    register(client, memory)
+    array = np.frombuffer(memory, dtype)
+    before = copied_bytes(pool.stores[0])
+
+    assert client.put("flat", array).ok
+    assert client.put("shaped", array.reshape(4, -1)[1:3]).ok
+    assert client.put("cast", memory[:800].cast("d", (10, 10))).ok
+
+    assert client.get("flat") == memory
+    assert client.get("shaped") == memory[MIB // 4 : 3 * MIB // 4]
+    assert client.get("cast") == memory[:800]
+    assert copied_bytes(pool.stores[0]) - before == MIB + MIB // 2 + 800
 
 
-def serves(link: Link) -> bool:
-    """Whether the connection is of use still."""
-    return bool(call(link, Kind.LIST, LIST_ALL, request=9, deadline=time.monotonic() + WAIT_S))
+def test_memory_that_its_user_let_go_of(pool: LocalPool) -> None:
+    """Views may be released at will: what comes to lie elsewhere is never taken for the region's memory."""
+    client = pool.connect()
+    with client.allocate(2 * MIB) as memory:
+        register(client, fill(memory))
+    with pytest.raises(WrongBuffer, match="released"):
+        client.put("released", memory)
+    others = [memoryview(mmap.mmap(-1, 2 * MIB)) for _ in range(4)]
+    for number, other in enumerate(others):
+        assert client.put(f"other{number}", fill(other)).ok
+        assert client.get(f"other{number}") == other
 
 
-LIST_ALL = encode(tm.ListQuery(prefix="", limit=1, cursor=0))
-
-
-def test_memory_that_could_shrink_is_refused(link: Link) -> None:
-    """A store that mapped it would die of SIGBUS; the connection goes on."""
-    fd = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, MIB)
-    try:
-        assert offer(link, fd, number=1, size_bytes=MIB) == tm.NOT_REGISTERED
-    finally:
-        os.close(fd)
-    assert serves(link)
-
-
-def test_memory_of_another_size_is_refused(link: Link) -> None:
-    """What is said to be there must be there."""
-    region = Region(MIB)
-    assert offer(link, region.fd, number=1, size_bytes=2 * MIB) == tm.NOT_REGISTERED
-    assert offer(link, region.fd, number=1, size_bytes=MIB) == tm.REGISTERED
-    region.close()
-
-
-def test_a_connection_registers_so_much_and_no_more(link: Link) -> None:
-    """Beyond it a writer goes on by the socket."""
-    region = Region(4096)
-    answers = [offer(link, region.fd, number=number, size_bytes=4096) for number in range(1, REGIONS_MAX + 2)]
-    assert answers == [tm.REGISTERED] * REGIONS_MAX + [tm.NOT_REGISTERED]
-    assert serves(link)
-    region.close()
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"short",
-        tm.SOURCE.pack(77, 200, 0, 64) + bytes(200),
-        tm.SOURCE.pack(1, tm.WRITE_HEAD.size + 8, 4000, 97)
-        + tm.WRITE_HEAD.pack(*[b""] * 2, *[0] * 4, 97, 4096, *[0] * 4)
-        + bytes(8),
-        tm.SOURCE.pack(1, tm.WRITE_HEAD.size, 0, 64)
-        + tm.WRITE_HEAD.pack(*[b""] * 2, *[0] * 4, 64, 64, 0, 0, 0, 9_999),
-    ],
-    ids=["no source", "not registered", "beyond the region", "a key that is not there"],
-)
-def test_a_write_from_nowhere_ends_its_connection(pool: LocalPool, link: Link, body: bytes) -> None:
-    """The store says why, hangs up, and serves everybody else."""
-    region = Region(4096)
-    assert offer(link, region.fd, number=1, size_bytes=4096) == tm.REGISTERED
-    with pytest.raises(Unreachable, match="write"):
-        call(link, Kind.WRITE_REGISTERED, body, request=2, deadline=time.monotonic() + WAIT_S)
-    assert pool.connect().put("k", b"d").ok
-    region.close()
-
-
-def test_a_descriptor_that_never_comes_ends_its_connection(pool: LocalPool, link: Link) -> None:
-    """Nobody waits for it without end, and nobody else waits at all."""
-    send(link, Kind.REGISTER, tm.REGISTER.pack(1, 0, 4096), request=1)
-    assert receive(link, Kind.REGISTER, request=1, deadline=time.monotonic() + WAIT_S) == tm.GO_ON
-    assert pool.connect().put("k2", b"d").ok
-    with pytest.raises(Unreachable):
-        receive(link, Kind.REGISTER, request=1, deadline=time.monotonic() + WAIT_S)
+def test_a_closed_pool_allocates_nothing(pool: LocalPool) -> None:
+    """As with every other call: the error says that it is closed."""
+    client = pool.connect()
+    client.close()
+    with pytest.raises(ClosedPool):
+        client.allocate(4_096)
 
 
 # The writer's side alone.
@@ -302,20 +288,85 @@ def test_a_buffer_is_found_in_its_region() -> None:
     assert regions.find(first) is None
 
 
-@pytest.mark.parametrize("size", [0, -1, REGION_BYTES_MAX + 1])
-def test_no_region_of_an_absurd_size(size: int) -> None:
-    """The error says what may be asked for."""
+def files_open() -> int:
+    """How many descriptors this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_released_memory_is_the_regions_still() -> None:
+    """A region's address is nobody else's for as long as it is shared."""
+    regions = Regions()
+    regions.allocate(MIB).release()
+    others = [mmap.mmap(-1, MIB) for _ in range(4)]
+    assert [regions.find(memoryview(other)) for other in others] == [None] * 4
+    regions.close()
+
+
+@pytest.mark.parametrize("size", [0, -1, REGION_BYTES_MAX + 1, 1.5, "4096", None, float("inf")])
+def test_no_region_of_an_absurd_size(size: Any) -> None:
+    """The error says what may be asked for, and no descriptor is left over."""
+    before = files_open()
     with pytest.raises(UsageError, match="region"):
         Region(size)
+    assert files_open() == before
 
 
-def test_what_is_borrowed_cannot_be_written() -> None:
-    """A store's mapping of a writer's memory is read-only, and sees what the writer writes."""
-    region = Region(4096)
-    borrowed = borrow(os.dup(region.fd), 4096)
-    region.view[:4] = b"data"
-    assert borrowed[:4] == b"data"
-    assert borrowed.readonly
+LIMITED = """
+import os, resource, sys
+from kvops.errors import Refused
+from kvops.transfer.region import Region
+which = getattr(resource, "RLIMIT_" + sys.argv[1])
+usual = resource.getrlimit(which)
+before = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(which, (int(sys.argv[2]), usual[1]))
+try:
+    Region(1 << 40)
+except Refused as error:
+    resource.setrlimit(which, usual)
+    print(len(os.listdir("/proc/self/fd")) - before, error)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("limit", "value"), [("AS", 1 << 32), ("FSIZE", 1 << 20), ("NOFILE", 3)])
+def test_no_region_beyond_what_the_process_may_have(limit: str, value: int) -> None:
+    """The error says what the kernel did not give and what to do, and no descriptor is left over."""
+    command = [sys.executable, "-c", LIMITED, limit, str(value)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    left_over, _, error = done.stdout.partition(" ")
+    assert left_over == "0"
+    assert "to share" in error
+    assert ";" in error
+
+
+def test_what_is_borrowed_is_read_as_it_is() -> None:
+    """A store sees what the writer has written up to now, and lets go of the descriptor."""
+    before = files_open()
+    region = Region(8192)
+    borrowed = Borrowed(os.dup(region.fd), 8192)
+    target = bytearray(5_000)
+    region.view[:4], region.view[8_188:] = b"data", b"last"
+    borrowed.copy(memoryview(target)[:4], 0)
+    borrowed.copy(memoryview(target), 3_192)
+    assert target[-4:] == b"last"
+    region.view[:4] = b"more"
+    borrowed.copy(memoryview(target), 0)
+    assert target[:4] == b"more"
+    borrowed.close()
     with pytest.raises(Refused, match="size"):
-        borrow(os.dup(region.fd), 8192)
+        Borrowed(os.dup(region.fd), 4_096)
+    region.close()
+    del region  # its mapping has a descriptor of its own
+    assert files_open() == before
+
+
+def test_what_cannot_be_read_is_said() -> None:
+    """A store that finds less than was promised refuses; it copies nothing from elsewhere."""
+    region = Region(4096)
+    borrowed = Borrowed(os.dup(region.fd), 4096)
+    with pytest.raises(Refused, match="cannot read"):
+        borrowed.copy(memoryview(bytearray(10)), 4_090)
+    borrowed.close()
     region.close()

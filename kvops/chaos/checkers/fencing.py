@@ -37,11 +37,11 @@ def fencing(record: RunRecord) -> Result:
             answers.setdefault(op.group, []).append(op)
     for rows in answers.values():
         examples.extend(_late_answers(rows, record.run.clock_error_ns))
+    terms = f"{len(leaders)} term{'s' * (len(leaders) != 1)}, one leader each"
     return found(
         examples,
         checked=checked,
-        good=f"{len(leaders)} terms, one leader each; {sum(map(len, answers.values())):,} answers, none of a term that"
-        " was over",
+        good=f"{terms}; {sum(map(len, answers.values())):,} answers, none of a term that was over",
         nothing="no operation or event recorded a term",
     )
 
