@@ -252,25 +252,63 @@ def side(**changes: Any) -> compare.Side:
     extra = {name: changes.pop(name) for name in ("without", "placement") if name in changes}
     found, _ = small(changed(SMALL, **changes))
     found = dataclasses.replace(found, run=msgspec.structs.replace(found.run, **extra))
-    return compare.Side(label=compare.label(found), record=found, judgement=judge(found))
+    return compare.as_side(found, judge(found))
 
 
 def test_safeguards_are_compared_side_by_side() -> None:
     """With and without a breaker, both containments are in one table, and a difference beyond chance is called one."""
     sides = [side(), side(hit_loss=0.9, without=("breaker",))]
     shown = compare.render(sides)
+    lines = {line.partition("  ")[0]: line.split() for line in shown.splitlines()}
 
-    assert "all safeguards, local-first" in shown.splitlines()[0]
-    assert "without breaker, local-first" in shown.splitlines()[0]
-    assert "without breaker, local-first: K is higher, beyond chance" in shown
+    assert shown.startswith("the same: process.kill on store-1, seed 2, 33.3 % of the capacity")
+    assert "all safeguards, local-first" in shown.splitlines()[1]
+    assert "without breaker, local-first" in shown.splitlines()[1]
+    assert lines["differs: switched off"][-2:] == ["nothing", "breaker"]
+    assert "differs: placement" not in lines
+    assert re.search(
+        r"without breaker, local-first: K 2\.\d\d beside [01]\.\d\d: higher, beyond chance", shown
+    )
     assert [one["without"] for one in compare.document(sides)["sides"]] == [[], ["breaker"]]
 
 
 def test_placements_that_do_not_differ_are_not_told_apart() -> None:
-    """Two runs whose intervals overlap are evidence for nothing, and the comparison says so."""
+    """Two runs whose intervals overlap are evidence for nothing; that placement is all they differ in is said."""
     shown = compare.render([side(), side(placement="random")])
 
-    assert "random: no difference that this run can tell from chance" in shown
+    assert re.search(r"random: K .*: no difference that this run can tell from chance", shown)
+    assert [line.split() for line in shown.splitlines() if line.startswith("differs")] == [
+        ["differs:", "placement", "local-first", "random"]
+    ]
+
+
+def test_a_run_without_a_baseline_is_no_evidence() -> None:
+    """What was not steady, or not had to its end, is compared with nothing, and why is said."""
+    unsteady = side(placement="random")
+    end = Finish(t_ns=10**13, end=End.NOT_STEADY, why="before the fault: answered in budget is 0.6")
+    found = dataclasses.replace(unsteady.record, end=end)
+    shown = compare.render([side(), compare.as_side(found, judge(found))])
+
+    assert "random: BASELINE_NOT_STEADY, so it is no evidence (before the fault: answered in budget" in shown
+    assert "no difference" not in shown
+
+
+def test_the_comparison_is_a_page_of_its_own() -> None:
+    """Both sides, what they differ in and what that shows are on one page that needs nothing else."""
+    page = Page(source := compare.page([side(), side(placement="random")]))
+
+    for wanted in (
+        "2 runs side by side",
+        "all safeguards, random",
+        "placement",
+        "K, 95 %",
+        "can tell from chance",
+    ):
+        assert wanted in page.text, wanted
+    assert page.fetched == []
+    assert json.loads(source.partition('id="comparison">')[2].partition("</script>")[0])["differs"] == {
+        "placement": ["local-first", "random"]
+    }
 
 
 def test_only_like_is_compared() -> None:
