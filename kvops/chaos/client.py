@@ -59,6 +59,7 @@ STALL_S_MIN: Final = 0.025  # a thread that comes back so much later than it ask
 SAMPLE_S: Final = 1.0
 FLUSH_S: Final = 0.25  # telemetry is at most this old while all is well
 FACTORY: Final = "kvops.inference.engine:connect_pool"
+EXIT_NOT_RECORDED: Final = 3
 
 
 class ClientSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -523,7 +524,9 @@ class Engine:
                 request=planned.request,
                 outcome=Outcome.INFO,
                 t_intended_ns=intended_ns,
+                t_left_ns=now_ns(),
                 cls=class_of(planned, self._spec),
+                budget_ms=budget_ms(planned, self._spec),
                 input_tokens=planned.input_tokens,
                 blocks=len(planned.hash_ids),
             )
@@ -537,6 +540,11 @@ class Engine:
 def class_of(planned: Planned, spec: ClientSpec) -> str:
     """Requests of the warm-up are of a class of their own: they are not judged with the others."""
     return "warmup" if planned.at_s < spec.warmup_s else "prefix"
+
+
+def budget_ms(planned: Planned, spec: ClientSpec) -> float:
+    """How long its first token may take: the GPU time of its whole prompt, and what the pool may take."""
+    return GPU.prefill_ms(input_tokens=planned.input_tokens, cached_tokens=0) + spec.budget_ms
 
 
 class _Worker:
@@ -575,7 +583,6 @@ class _Worker:
         reason = fetched.stopped_by.value if fetched.stopped_by is not None else "MISS"
         written = self._tier.write_back(keys, fetched, compute=self._pool.fill)
         l2_tokens = self._tokens(planned, fetched.l2_pages)
-        whole_ms = GPU.prefill_ms(input_tokens=planned.input_tokens, cached_tokens=0)
         self._recorder.request(
             request=planned.request,
             outcome=Outcome.OK,
@@ -584,7 +591,7 @@ class _Worker:
             t_return_ns=first_ns,
             cls=cls,
             ttft_ms=(first_ns - intended_ns) / 1e6,
-            budget_ms=whole_ms + spec.budget_ms,
+            budget_ms=budget_ms(planned, spec),
             input_tokens=planned.input_tokens,
             l2_tokens=l2_tokens,
             l3_tokens=hit_tokens - l2_tokens,
@@ -803,11 +810,14 @@ def serve(spec: ClientSpec) -> int:
                 thread.join(spec.deadline_ms / 1000 + spec.duration_s)
             quiet.set()
             threads[0].join(1.0)
-            return 0
         finally:
             pool.close()
             if register_pool is not None:
                 register_pool.close()
+    if writer.trouble:
+        sys.stderr.write(f"{spec.history} does not hold all that was seen: {writer.trouble}\n")
+        return EXIT_NOT_RECORDED
+    return 0
 
 
 def main() -> int:

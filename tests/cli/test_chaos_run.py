@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -352,47 +354,110 @@ def clients_of(folder: Path) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("signum", "says"),
-    [
-        pytest.param(signal.SIGSTOP, "is silent", id="stopped"),
-        pytest.param(signal.SIGKILL, "ended", id="killed"),
-        pytest.param(signal.SIGTERM, "not on record of client g1e", id="ended early"),
-    ],
-)
-def test_telemetry_is_lost(
-    kvops_env: dict[str, str], run: Run, tmp_path: Path, signum: signal.Signals, says: str
-) -> None:
-    """A client that says nothing any more, or not all, ends the run: ABORTED, undone, no verdict on the pool."""
-    words = ["chaos", "run", written(tmp_path, PAUSE), "--runs", str(tmp_path / "runs")]
+@dataclass(slots=True)
+class Holding:
+    """A run that holds its fault."""
+
+    process: subprocess.Popen[str]
+    said: str = ""
+
+    def end(self) -> str:
+        """Wait for its end; returns all that it said."""
+        rest, _ = self.process.communicate(timeout=2 * WAIT_S)
+        self.said += rest
+        return self.said
+
+
+@contextmanager
+def holding(env: dict[str, str], *words: str) -> Iterator[Holding]:
+    """``kvops`` with these words, once it says that it holds its fault; it does not outlive the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", "kvops", *words],
-        env=kvops_env,
-        cwd=tmp_path,
+        env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+    one = Holding(process)
     try:
         assert process.stdout is not None
-        said = ""
         for line in process.stdout:
-            said += line
+            one.said += line
             if line.startswith("hold"):
                 break
-        assert line.startswith("hold"), said
-        os.kill(clients_of(tmp_path)[0], signum)
-        rest, _ = process.communicate(timeout=2 * WAIT_S)
+        assert process.poll() is None, one.said
+        yield one
     finally:
         process.kill()
         process.wait()
 
-    assert process.returncode == 12, said + rest
-    assert "ABORTED" in rest
-    assert "telemetry lost" in rest
-    assert says in rest
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("signum", "guards", "says"),
+    [
+        pytest.param(signal.SIGSTOP, [BLIND_AFTER], "is silent", id="stopped"),
+        pytest.param(signal.SIGKILL, [BLIND_AFTER], "ended", id="killed"),
+        pytest.param(signal.SIGTERM, [], "not on record of client g1e", id="ended early"),
+    ],
+)
+def test_a_client_is_lost(
+    kvops_env: dict[str, str],
+    run: Run,
+    tmp_path: Path,
+    signum: signal.Signals,
+    guards: list[dict[str, Any]],
+    says: str,
+) -> None:
+    """A client that says nothing any more, or not all, ends the run: ABORTED, undone, no verdict on the pool."""
+    file = written(tmp_path, PAUSE, guards=guards)
+    with holding(kvops_env, "chaos", "run", file, "--runs", str(tmp_path / "runs")) as one:
+        os.kill(clients_of(tmp_path)[0], signum)
+        said = one.end()
+
+    assert one.process.returncode == 12, said
+    assert "ABORTED" in said
+    assert "telemetry lost" in said
+    assert says in said
     assert not Book(Path(kvops_env["KVOPS_STATE_DIR"])).dirty()
     assert run("chaos", "status").returncode == 0
     until(lambda: not clients_of(tmp_path), "no client is left")
+    assert not list(tmp_path.glob("kvops-chaos-*"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 8 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a file system")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "kvops-test", str(folder)]
+    subprocess.run(mount, check=True, timeout=WAIT_S)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=WAIT_S)
+
+
+@pytest.mark.process
+def test_the_disk_of_the_histories_is_full(
+    kvops_env: dict[str, str], run: Run, small_disk: Path, tmp_path: Path
+) -> None:
+    """When nothing can be written down any more the run is ABORTED and undone, and its own last rows are there."""
+    file = written(tmp_path, PAUSE)
+    with holding(kvops_env, "chaos", "run", file, "--runs", str(small_disk)) as one:
+        with (small_disk / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
+            while True:
+                ballast.write(bytes(4096))
+        said = one.end()
+
+    (folder,) = (path for path in small_disk.iterdir() if path.is_dir())
+    (small_disk / "ballast").unlink()
+    shown = run("chaos", "report", str(folder), "-o", "json")
+    assert one.process.returncode == 12, said
+    assert "telemetry lost" in said
+    assert json.loads(shown.stdout)["verdict"] == "ABORTED"
+    assert json.loads(shown.stdout)["undone"] is True
+    assert not Book(Path(kvops_env["KVOPS_STATE_DIR"])).dirty()
     assert not list(tmp_path.glob("kvops-chaos-*"))

@@ -461,6 +461,14 @@ VALID: dict[str, tuple[str, Rows]] = {
 }
 
 UNKNOWN: dict[str, tuple[str, Rows]] = {
+    "a request whose client was ended early": (
+        "L2",
+        [
+            request(t_return_ns=0, budget_ms=500, t_intended_ns=8 * S, t_left_ns=8 * S + 100 * MS),
+            get("g", at=S),
+            Finish(t_ns=20 * S),
+        ],
+    ),
     "content not checked": ("S1", [get("g", at=S, content=Content.UNCHECKED)]),
     "no removal": ("S2", [get("g", at=S)]),
     "nobody recorded evictions": ("S3", [put("p", at=S), miss("g", at=2 * S)]),
