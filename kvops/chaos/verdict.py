@@ -133,7 +133,8 @@ def _said(one: Judged) -> str:
 
 def _passed(numbers: Containment) -> str:
     k = "no capacity lost" if numbers.k is None else f"K {numbers.k:.2f}"
-    return f"{k}, S {numbers.spread or 0:g}"
+    doubt = " (not concluded)" if numbers.spread_verdict is Verdict.UNKNOWN else ""
+    return f"{k}, S {numbers.spread or 0:g}{doubt}"
 
 
 def _injected(record: RunRecord) -> tuple[bool, str]:
