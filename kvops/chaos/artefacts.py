@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvops.chaos.history import RunRecord
 from kvops.chaos.verdict import Judgement
 from kvops.files import write_private
 
+if TYPE_CHECKING:
+    from kvops.chaos.report.compare import Side
+
 PAGE: Final = "report.html"
+COMPARISON: Final = "comparison.html"
 
 
 def write(folder: Path, record: RunRecord, judgement: Judgement) -> Path:
@@ -31,3 +36,17 @@ def write(folder: Path, record: RunRecord, judgement: Judgement) -> Path:
     for name, text in made.items():
         write_private(folder / name, text.encode())
     return folder / PAGE
+
+
+def write_comparison(folder: Path, sides: Sequence[Side]) -> Path:
+    """
+    Write ``comparison.html`` into the folder of the last of several runs; gives the page.
+
+    Raises:
+        ConfigError: The folder cannot be written.
+    """
+    from kvops.chaos.report import compare
+
+    page = folder / COMPARISON
+    write_private(page, compare.page(sides).encode())
+    return page

@@ -59,6 +59,7 @@ STALL_S_MIN: Final = 0.025  # a thread that comes back so much later than it ask
 SAMPLE_S: Final = 1.0
 FLUSH_S: Final = 0.25  # telemetry is at most this old while all is well
 FACTORY: Final = "kvops.inference.engine:connect_pool"
+EXIT_NOT_RECORDED: Final = 3
 
 
 class ClientSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -546,7 +547,7 @@ def class_of(planned: Planned, spec: ClientSpec) -> str:
 
 
 def budget_ms(planned: Planned, spec: ClientSpec) -> float:
-    """What a request may take: its allowance, on top of the GPU time of its whole prompt."""
+    """How long its first token may take: the GPU time of its whole prompt, and what the pool may take."""
     return GPU.prefill_ms(input_tokens=planned.input_tokens, cached_tokens=0) + spec.budget_ms
 
 
@@ -812,11 +813,14 @@ def serve(spec: ClientSpec) -> int:
                 thread.join(spec.deadline_ms / 1000 + spec.duration_s)
             quiet.set()
             threads[0].join(1.0)
-            return 0
         finally:
             pool.close()
             if register_pool is not None:
                 register_pool.close()
+    if writer.trouble:
+        sys.stderr.write(f"{spec.history} does not hold all that was seen: {writer.trouble}\n")
+        return EXIT_NOT_RECORDED
+    return 0
 
 
 def main() -> int:

@@ -25,6 +25,7 @@ from kvops.limits import GIB, KIB, MIB
 SCHEMA: Final = 1
 SCHEMA_ID: Final = "https://json-schema.org/draft/2020-12/schema"
 FAULT_MODULE: Final = "kvops.chaos.faults"  # an action that calls into it is a fault of ours
+PROBE_MODULE: Final = "kvops.chaos.probes"  # … and a probe that does is asked
 VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZES: Final = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
@@ -314,6 +315,12 @@ def is_fault(activity: Activity) -> bool:
     return activity.type == "action" and provider is not None and provider.module == FAULT_MODULE
 
 
+def is_probe(activity: Activity) -> bool:
+    """Whether an activity is a probe that we ask."""
+    provider = activity.provider
+    return provider is not None and provider.module == PROBE_MODULE
+
+
 def load(path: Path) -> Experiment:
     """
     Read an experiment file.
@@ -445,6 +452,11 @@ def differences(experiment: Experiment) -> list[str]:
     strategy = experiment.runtime.get("rollbacks", {})
     if isinstance(strategy, dict) and strategy.get("strategy", "always") != "always":
         found.append(f"runtime.rollbacks.strategy {strategy['strategy']}: here undo is always done")
-    if experiment.steady_state_hypothesis is not None and experiment.foreign:
+    hypothesis = experiment.steady_state_hypothesis
+    for number, probe in enumerate(hypothesis.probes if hypothesis is not None else []):
+        if not is_probe(probe):
+            name = probe.name or f"steady-state-hypothesis[{number}]"
+            found.append(f"{name}: is not asked; only probes of {PROBE_MODULE} are, of what clients saw")
+    if hypothesis is not None and experiment.foreign:
         found.append("a hypothesis that is not met before the method ends the run with exit code 10, not 0")
     return found

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from kvops.chaos.experiment import Guard, seconds
 
 TICK_S_MIN: Final = 0.05
+
+BLIND: Final = Guard(probe="telemetry_age", above="5s")
+"""Of an experiment that names no guard of its telemetry: who sees nothing must not go on."""
 
 Reader = Callable[[], float | None]
 """The present value of a probe; None when there is nothing to say yet."""
@@ -28,10 +31,12 @@ class Watcher:
     Args:
         guards: Limits.
         probes: By name: success_rate (share), telemetry_age (seconds).
+        who: By name: whose value that was, in words; asked once a probe has its value.
     """
 
     guards: Sequence[Guard]
     probes: dict[str, Reader]
+    who: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     _bad: list[int] = field(default_factory=list)
     _due_s: list[float] = field(default_factory=list)
 
@@ -53,8 +58,14 @@ class Watcher:
             why = violated(guard, value)
             self._bad[index] = self._bad[index] + 1 if why else 0
             if why and self._bad[index] >= guard.times:
-                return f"{why}, {guard.times} times in a row"
+                who = self.who.get(guard.probe, str)()
+                return f"{why}, {guard.times} times in a row" + (f": {who}" if who else "")
         return None
+
+
+def with_sight(guards: Sequence[Guard]) -> list[Guard]:
+    """An experiment's guards, and one for its telemetry if it has none."""
+    return [*guards, *([] if any(one.probe == BLIND.probe for one in guards) else [BLIND])]
 
 
 def violated(guard: Guard, value: float | None) -> str | None:

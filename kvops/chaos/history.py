@@ -16,6 +16,7 @@ still. An operation that never returned is written with ``t_return_ns`` 0 and ``
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,6 +34,7 @@ SCHEMA: Final = 1
 LINE_BYTES_MAX: Final = 1 << 20  # a longer line is damage, not a row
 BUFFER_BYTES_MAX: Final = 8 << 20  # of a writer whose disk does not take rows; what comes after is counted
 FLUSH_BYTES: Final = 64 << 10
+_FALLOC_FL_KEEP_SIZE: Final = 1  # fallocate(2)
 BAD_LINES_MAX: Final = 100  # named one by one; more are counted
 
 
@@ -439,12 +441,14 @@ class HistoryWriter:
         path: Appended to; made when it is not there, readable by its owner alone.
         name: Of the writer in ``gap`` rows.
         sync: Also sync each flush to the disk: for the runner's own few rows.
+        reserve_bytes: Of the disk, kept for this file until it is closed: so much can be written when others have
+            filled it. Without effect where the file system cannot.
 
     Raises:
         ConfigError: The file cannot be opened.
     """
 
-    def __init__(self, path: Path, *, name: str = "", sync: bool = False) -> None:
+    def __init__(self, path: Path, *, name: str = "", sync: bool = False, reserve_bytes: int = 0) -> None:
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -457,6 +461,7 @@ class HistoryWriter:
         self._buffer = bytearray()
         self._dropped = 0
         self._why = ""
+        self._reserved = reserve_bytes > 0 and _reserve(self._fd, reserve_bytes)
         # A torn line of a writer before us must not swallow our first one.
         if os.fstat(self._fd).st_size:
             self._buffer += b"\n"
@@ -493,11 +498,21 @@ class HistoryWriter:
             return False
         return True
 
+    @property
+    def trouble(self) -> str:
+        """Why rows are not in the file that should be: the disk takes none; empty while all is well."""
+        with self._lock:
+            return self._why if self._buffer or self._dropped else ""
+
     def close(self) -> None:
         """Flush, then let go of the file; again is harmless."""
         with self._lock:
             if self._fd >= 0:
                 self._flush()
+                if self._reserved:
+                    os.ftruncate(
+                        self._fd, os.fstat(self._fd).st_size
+                    )  # what lies behind the end is given back
                 os.close(self._fd)
                 self._fd = -1
 
@@ -508,6 +523,13 @@ class HistoryWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _reserve(fd: int, size: int) -> bool:
+    """Have room behind the end of a file, which stays as long as it is; False where that cannot be."""
+    end = os.fstat(fd).st_size
+    libc = ctypes.CDLL(None)
+    return bool(libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE, ctypes.c_int64(end), ctypes.c_int64(size)) == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

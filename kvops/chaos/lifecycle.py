@@ -88,6 +88,7 @@ class Injection:
         on_state: OnState = lambda state, detail: None,
         verify_timeout_s: float = VERIFY_TIMEOUT_S,
         name: str = "",
+        compose: bool = False,
     ) -> None:
         """
         Plan; nothing is touched.
@@ -101,6 +102,7 @@ class Injection:
             on_state: Told of every state, after it is on disk.
             verify_timeout_s: How long a fault may take to show.
             name: The experiment's id; made up when not given.
+            compose: Faults that hide one another are meant so.
 
         Raises:
             UsageError: No fault, faults in conflict, or times out of bounds.
@@ -112,7 +114,7 @@ class Injection:
                 f"a lease of {lease_s:g} s within a deadline of {deadline_s:g} s cannot be",
                 fix=f"use a lease from {LEASE_S_MIN:g} s, below a deadline up to {DEADLINE_S_MAX:g} s",
             )
-        conflict = in_conflict(faults)
+        conflict = None if compose else in_conflict(faults)
         if conflict:
             raise UsageError(conflict, fix="inject them one after the other")
         self.faults = [_with_expiry(fault, deadline_s) for fault in faults]

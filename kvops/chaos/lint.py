@@ -6,19 +6,18 @@ An *error* refuses it, a *warning* says what it cannot show, *info* what is diff
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final, Literal
 
-from kvops.chaos.experiment import Experiment, differences, seconds
+from kvops.chaos.experiment import Experiment, differences, is_probe, seconds
 from kvops.chaos.history import Arm
 from kvops.chaos.pool import planned_parts
 from kvops.chaos.probes import PROBES
-from kvops.chaos.resolve import choose
-from kvops.errors import KvopsError, UsageError
+from kvops.chaos.resolve import Hit, choose
+from kvops.errors import KvopsError, Refused, UsageError
 
-PROBE_MODULE: Final = "kvops.chaos.probes"
 SAMPLES_FOR_P99: Final = 1_000  # of a cell: field/chaos.md's rule for a p99 that means something
 BLOCKS_FOR_STATISTICS: Final = 5
 CLEAN_FOR_TENTH_PERCENT: Final = (
@@ -40,6 +39,7 @@ class Remark:
     rule: str  # fidelity, scope, conflict, baseline, deadlines, statistics, foreign, hypothesis, fault
     text: str
     fix: str = ""
+    guard: bool = False  # of an error: no mistake in the file, but more than may be
 
 
 Rule = Callable[[Experiment, Mapping[str, type]], Iterator[Remark]]
@@ -59,7 +59,6 @@ def lint(experiment: Experiment, catalogue: Mapping[str, type], *, seed: int | N
         _faults,
         _hypothesis,
         _fidelity,
-        _conflicts,
         _arms,
         _deadlines,
         _statistics,
@@ -67,7 +66,7 @@ def lint(experiment: Experiment, catalogue: Mapping[str, type], *, seed: int | N
         _foreign,
     ):
         remarks += rule(experiment, catalogue)
-    remarks += _scope(experiment, seed)
+    remarks += _scope(experiment, catalogue, seed)
     order = ("error", "warning", "info")
     return sorted(remarks, key=lambda remark: order.index(remark.severity))
 
@@ -109,7 +108,7 @@ def _hypothesis(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterat
     hypothesis = experiment.steady_state_hypothesis
     for probe in hypothesis.probes if hypothesis is not None else []:
         provider = probe.provider
-        if provider is None or provider.module != PROBE_MODULE:
+        if provider is None or not is_probe(probe):
             continue
         if provider.func not in PROBES:
             near = get_close_matches(provider.func, PROBES, n=1)
@@ -184,28 +183,6 @@ def _fidelity(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator
             )
 
 
-def _conflicts(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator[Remark]:
-    calls = experiment.faults
-    for index, one in enumerate(calls):
-        for other in calls[index + 1 :]:
-            if one.target != other.target:
-                continue
-            against = [
-                *getattr(catalogue.get(one.name), "conflicts", ()),
-                *getattr(catalogue.get(other.name), "conflicts", ()),
-            ]
-            clash = one.name == other.name or any(
-                name.startswith(prefix) for name in (one.name, other.name) for prefix in against
-            )
-            if clash and not experiment.ours.compose:
-                yield Remark(
-                    severity="error",
-                    rule="conflict",
-                    text=f"{one.name} and {other.name} on one target hide each other",
-                    fix="use two experiments, or say compose: true if this order is meant",
-                )
-
-
 _MISSED_ARMS: Final[tuple[tuple[Arm, Severity, str], ...]] = (
     (Arm.FAULT, "error", "no fault arm: nothing would be injected"),
     (
@@ -258,7 +235,7 @@ def _deadlines(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterato
         yield Remark(
             severity="warning",
             rule="deadlines",
-            text="no guards: only deadlines end it early",
+            text="no guards: only deadlines, and the loss of telemetry, end it early",
             fix="add guards",
         )
 
@@ -310,14 +287,44 @@ def _foreign(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator[
         yield Remark(severity="info", rule="foreign", text=text)
 
 
-def _scope(experiment: Experiment, seed: int | None) -> Iterator[Remark]:
+def _scope(experiment: Experiment, catalogue: Mapping[str, type], seed: int | None) -> Iterator[Remark]:
     if not experiment.faults:
         return
     try:
-        choose(
+        chosen = choose(
             experiment,
             planned_parts(experiment.ours.pool),
             seed=experiment.ours.workload.seed if seed is None else seed,
         )
     except KvopsError as error:
-        yield Remark(severity="error", rule="scope", text=error.what, fix=error.fix)
+        yield Remark(
+            severity="error",
+            rule="scope",
+            text=error.what,
+            fix=error.fix,
+            guard=isinstance(error, Refused),
+        )
+        return
+    if not experiment.ours.compose:
+        yield from _conflicts(chosen.hits, catalogue)
+
+
+def _conflicts(hits: Sequence[Hit], catalogue: Mapping[str, type]) -> Iterator[Remark]:
+    """Faults that end up on one member, whatever each of them calls it."""
+    for index, one in enumerate(hits):
+        for other in hits[index + 1 :]:
+            if one.part.name != other.part.name:
+                continue
+            first, second = sorted((one.call, other.call), key=lambda call: call.index)
+            clash = first.name == second.name or any(
+                other_name.startswith(prefix)
+                for name, other_name in ((first.name, second.name), (second.name, first.name))
+                for prefix in getattr(catalogue.get(name), "conflicts", ())
+            )
+            if clash:
+                yield Remark(
+                    severity="error",
+                    rule="conflict",
+                    text=f"{first.name} and {second.name} on one target ({one.part.name}) hide each other",
+                    fix="use two experiments, or say compose: true if this order is meant",
+                )

@@ -45,6 +45,8 @@ class Sampler:
         self._writer = writer
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="chaos-sampler", daemon=True)
+        self.trouble = ""
+        """Why nothing is sampled any more; empty while all is well."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -81,6 +83,12 @@ class Sampler:
                 continue  # it does not run now
 
     def _run(self) -> None:
+        try:
+            self._samples()
+        except Exception as error:  # noqa: BLE001 - whoever runs the experiment must know that it is blind
+            self.trouble = f"the sampler broke down: {type(error).__name__}: {error}"
+
+    def _samples(self) -> None:
         # A lab's masters are asked by a process each time: now and then is enough.
         every, turn = (LEADERS_EVERY_IN_LAB if self._pool.spec.network == "lab" else 1), 0
         while not self._stop.wait(SAMPLE_S):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvops.chaos.experiment import Experiment, seconds
+from kvops.chaos.guards import with_sight
 from kvops.chaos.lint import Remark, lint
 from kvops.chaos.pool import check_supported, planned_parts
 from kvops.chaos.resolve import Chosen, Hit, choose
@@ -158,7 +159,7 @@ def _timeline(experiment: Experiment, chosen: Chosen | None, *, quick: bool) -> 
         f"inject   {INJECT_AFTER_S:g} s into the window: {hit} target{'s' * (hit != 1)}",
         f"prove    within {seconds(verify.timeout):g} s, again every {seconds(verify.recheck):g} s",
         f"hold     {plan.fault_s:g} s; guards: "
-        + (", ".join(_guard(one.probe, one.below, one.above) for one in experiment.ours.guards) or "none"),
+        + ", ".join(_guard(one.probe, one.below, one.above) for one in with_sight(experiment.ours.guards)),
         f"undo     by the runner at the end, by the guardian {seconds(limits.lease):g} s after the runner's last word",
         "judge    from the history, whatever happened",
     ]

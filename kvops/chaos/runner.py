@@ -32,8 +32,8 @@ import yaml
 
 from kvops.chaos import probes, telemetry
 from kvops.chaos.client import now_ns
-from kvops.chaos.experiment import Activity, Experiment, seconds
-from kvops.chaos.guards import GuardThread, Watcher
+from kvops.chaos.experiment import Activity, Experiment, differences, is_probe, seconds
+from kvops.chaos.guards import GuardThread, Watcher, with_sight
 from kvops.chaos.history import (
     Arm,
     Block,
@@ -50,7 +50,7 @@ from kvops.chaos.history import (
     Step,
     read_run,
 )
-from kvops.chaos.lifecycle import Injection
+from kvops.chaos.lifecycle import FORBIDDEN_ENVIRONMENTS, Injection
 from kvops.chaos.lint import Remark, lint, unsupported
 from kvops.chaos.model import Fault as RealFault
 from kvops.chaos.model import State
@@ -63,6 +63,7 @@ from kvops.chaos.safeguards import Safeguards
 from kvops.chaos.targets import Target
 from kvops.chaos.workload import Stretch, stretch
 from kvops.errors import Aborted, Dirty, KvopsError, NotInjected, Refused, Unsupported, UsageError
+from kvops.fleet.local import LocalGroup
 from kvops.fleet.programs import Command, serve_command
 from kvops.host import LocalHost
 from kvops.timestamps import utc_now
@@ -81,6 +82,8 @@ ARM_ORDERS: Final = (
     (Arm.CONTROL, Arm.FAULT, Arm.BASELINE, Arm.CACHE_OFF),
 )
 """Interleaved: a drift of the machine hits every arm alike. The first block has its baseline before its fault."""
+RESERVE_BYTES: Final = 256 << 10  # of the runs' disk, for the runner's own rows: the verdict rests on them
+LOST: Final = "telemetry lost"
 SHAM: Final = "none"  # the fault and the target of a run that injects nothing
 _FAULT_STATES: Final = {
     State.INJECTING: FaultState.INJECTING,
@@ -184,13 +187,13 @@ def refuse(remarks: Sequence[Remark], *, source: str) -> None:
 
     Raises:
         UsageError: There is one.
-        Refused: It is one of scope.
+        Refused: It is no mistake, but more than may be.
     """
     if not remarks:
         return
     first = remarks[0]
     more = f" (and {len(remarks) - 1} more: kvops chaos validate)" if len(remarks) > 1 else ""
-    kind = Refused if first.rule == "scope" and "%" in first.text else UsageError
+    kind = Refused if first.guard else UsageError
     raise kind(f"{source}: {first.text}{more}", fix=first.fix or "correct the file")
 
 
@@ -231,18 +234,27 @@ def run(experiment: Experiment, options: Options, *, say: Say = lambda step, tex
         Refused: A guard is in the way; nothing was touched.
     """
     seed = experiment.ours.workload.seed if options.seed is None else options.seed
+    source = options.source or experiment.title
+    if not experiment.faults:
+        named = "; ".join(differences(experiment))
+        raise UsageError(
+            f"{source}: its method injects nothing that kvops could prove" + (f" ({named})" if named else ""),
+            fix="add an action of kvops.chaos.faults: see kvops chaos catalog, and kvops chaos validate",
+        )
     missing = unsupported(experiment)
     wrong = [one for one in errors(experiment, seed=seed) if not _no_baseline(one)]
-    refuse(wrong, source=options.source or experiment.title)
+    refuse(wrong, source=source)
     run_id = f"{datetime.now(UTC).strftime('%m%dT%H%M%S')}-{seed}-{secrets.token_hex(2)}"
     with one_at_a_time(options.state_dir, run_id):
-        _refuse_environment(experiment)
+        _refuse_environment(experiment, options.state_dir)
         from kvops.chaos.ledger import Book
 
         Book(options.state_dir).refuse_if_not_ready()
         folder = options.runs_dir / run_id
         folder.mkdir(parents=True, mode=0o700)
-        with HistoryWriter(folder / "runner.jsonl", name="runner", sync=True) as writer:
+        with HistoryWriter(
+            folder / "runner.jsonl", name="runner", sync=True, reserve_bytes=RESERVE_BYTES
+        ) as writer:
             return _Runner(experiment, options, run_id, folder, writer, seed=seed, say=say).run(missing)
 
 
@@ -250,9 +262,12 @@ def _no_baseline(remark: Remark) -> bool:
     return remark.rule == "baseline" and "no baseline" in remark.text
 
 
-def _refuse_environment(experiment: Experiment) -> None:
-    wanted = experiment.ours.environment
-    here = "local"  # the pool under test is one of our own
+def _refuse_environment(experiment: Experiment, state_dir: Path) -> None:
+    wanted, running = experiment.ours.environment, experiment.ours.pool.running
+    # A pool of the experiment's own is always local; one of a lab says itself what it is.
+    here = LocalGroup(state_dir, running).require().environment if running else "local"
+    if here.lower() in FORBIDDEN_ENVIRONMENTS:
+        raise Refused(f"group {running} is labelled {here}: no faults there", fix="use a staging group")
     if wanted.must_match not in ("", here):
         raise Refused(
             f"the experiment is for {wanted.must_match!r} (environment.must_match), its pool here is {here!r}",
@@ -295,6 +310,7 @@ class _Runner:
         )
         self._chosen: Chosen | None = None
         self._pool: PoolUnderTest | None = None
+        self._sampler: Sampler | None = None
         self._injection: Injection | None = None
         self._block = 0
         self._began_s = time.monotonic()
@@ -355,7 +371,7 @@ class _Runner:
                     command=self._options.command,
                 )
             )
-            sampler = Sampler(pool, self._writer)
+            self._sampler = sampler = Sampler(pool, self._writer)
             sampler.take("before")
             stack.enter_context(sampler.running())
             for block in range(self._plan.blocks):
@@ -415,10 +431,9 @@ class _Runner:
     def _write_run(self, missing: Sequence[str]) -> None:
         spec, scope, expect = self._pool_spec, self._ours.scope, self._ours.expect
         chosen = None
-        if not missing or self._experiment.faults:
-            if not self._options.sham:
-                chosen = choose(self._experiment, planned_parts(spec), seed=self._seed)
-            self._chosen = chosen
+        if not self._options.sham:
+            chosen = choose(self._experiment, planned_parts(spec), seed=self._seed)
+        self._chosen = chosen
         calls = self._experiment.faults
         domains = [
             Domain(name=f"{group}/host-{number}", group=group, hosts=(f"host-{number}",))
@@ -463,6 +478,8 @@ class _Runner:
                 command=self._again(),
             )
         )
+        for text in differences(self._experiment):
+            self._step("differs", text)
         what = ", ".join(f"{call.name}" for call in calls)
         if self._options.sham:
             self._say("plan", f"seed {self._seed}  no fault, {self._plan.blocks} blocks")
@@ -545,6 +562,9 @@ class _Runner:
             self._step(
                 "load", f"{', '.join(late)} still had requests in hand and were told to stop", ok=False
             )
+        lost = self._telemetry(one).unrecorded()
+        if lost:
+            raise _Abort(f"{LOST}: not on record of client {'; '.join(lost)}")
 
     def _rows(self, arm: Arm, block: int) -> list[Request]:
         """Requests of one stretch's window, from its files."""
@@ -574,8 +594,7 @@ class _Runner:
 
     def _probes(self) -> list[Activity]:
         hypothesis = self._experiment.steady_state_hypothesis
-        asked = hypothesis.probes if hypothesis is not None else []
-        return [one for one in asked if one.provider is not None and one.provider.func in probes.PROBES]
+        return [one for one in hypothesis.probes if is_probe(one)] if hypothesis is not None else []
 
     # The fault
 
@@ -676,6 +695,7 @@ class _Runner:
             on_state=lambda state, detail: self._on_state(faults, block, state, detail),
             verify_timeout_s=seconds(self._ours.verify.timeout),
             name=f"{self._ran.run_id}-b{block}",
+            compose=self._ours.compose,
         )
         guards = GuardThread(self._watcher(one))
         guards.start()
@@ -726,15 +746,32 @@ class _Runner:
                 checker = _Recheck(injection)
             dead = one.dead()
             if dead:
-                return f"clients {', '.join(dead)} ended: the observer is gone"
+                return f"{LOST}: clients {', '.join(dead)} ended"
+            if blind := self._blind():
+                return f"{LOST}: {blind}"
         if checker is not None:
             checker.join()
             checker.raise_error()
         return ""
 
+    def _blind(self) -> str:
+        """Why the runner itself does not see or write down what happens; empty while it does."""
+        if self._sampler is not None and self._sampler.trouble:
+            return self._sampler.trouble
+        trouble = self._writer.trouble
+        return f"the runner's own history cannot be written: {trouble}" if trouble else ""
+
+    @staticmethod
+    def _telemetry(one: Stretch) -> telemetry.Telemetry:
+        return telemetry.Telemetry([client.spec for client in one.clients], one.start_ns)
+
     def _watcher(self, one: Stretch) -> Watcher:
-        seen = telemetry.Telemetry([client.spec for client in one.clients], one.start_ns)
-        return Watcher(self._ours.guards, {"success_rate": seen.success_rate, "telemetry_age": seen.age_s})
+        seen = self._telemetry(one)
+        return Watcher(
+            with_sight(self._ours.guards),
+            {"success_rate": seen.success_rate, "telemetry_age": seen.age_s},
+            {"telemetry_age": lambda: f"{LOST}, client {seen.silent} is silent"},
+        )
 
     def _wait_until(self, at_ns: int, one: Stretch, guards: GuardThread | None) -> None:
         pause = threading.Event()
@@ -742,7 +779,7 @@ class _Runner:
             pause.wait(min(left_s, 0.2))
             dead = one.dead()
             if dead:
-                raise _Abort(f"clients {', '.join(dead)} ended before the fault: the observer is gone")
+                raise _Abort(f"{LOST}: clients {', '.join(dead)} ended before the fault")
 
     def _on_state(self, faults: Sequence[RealFault], block: int, state: State, detail: str) -> None:
         kind = _FAULT_STATES.get(state)

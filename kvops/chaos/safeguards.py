@@ -53,8 +53,18 @@ class Safeguards:
                 )
 
     def pool(self, spec: PoolSpec) -> PoolSpec:
-        """The pool without them."""
+        """
+        The pool without them.
+
+        Raises:
+            UsageError: It runs already, with the placement that it was started with.
+        """
         if "local-first" in self.without:
+            if spec.running and spec.placement != "random":
+                raise UsageError(
+                    f"group {spec.running} runs with placement {spec.placement}: it cannot be run without local-first",
+                    fix="run it without --lab: the experiment then has a pool of its own",
+                )
             spec = msgspec.structs.replace(spec, placement="random")
         return spec
 

@@ -16,7 +16,7 @@ from kvops.chaos.ledger import Book
 from kvops.chaos.runner import Options, Ran, Say, duration_s, run
 from kvops.chaos.statistics import CONFIRMATIONS, confirmed
 from kvops.chaos.verdict import EXIT_CODES, Judgement, RunVerdict, judge
-from kvops.errors import KvopsError, UsageError
+from kvops.errors import ConfigError, KvopsError, UsageError
 
 QUICK_TAG: Final = "quick"
 _GRAVITY: Final = (
@@ -98,7 +98,10 @@ def run_judged(experiment: Experiment, options: Options, *, say: Say) -> Attempt
     ran = run(experiment, options, say=say)
     record = read_run(ran.folder)
     judgement = judge(record)
-    artefacts.write(ran.folder, record, judgement)
+    try:
+        artefacts.write(ran.folder, record, judgement)
+    except ConfigError as error:  # a full disk: the verdict stands all the same
+        say("report", f"✗ not written: {error.what}; make it later: kvops chaos report {ran.folder}")
     return ran, record, judgement
 
 

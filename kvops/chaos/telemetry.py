@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -46,13 +46,19 @@ class Telemetry:
 
     specs: Sequence[ClientSpec]
     start_ns: int
+    clock: Callable[[], float] = time.monotonic
+    silent: str = ""
+    """The client that was silent longest, when ``age_s`` was last asked for."""
     _tails: list[_Tail] = field(default_factory=list)
     _done: dict[str, bool] = field(default_factory=dict)
-    _began_s: float = field(default_factory=time.monotonic)
+    _left: list[set[str]] = field(default_factory=list)
+    _grown_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Nothing is read yet."""
         self._tails = [_Tail(Path(spec.history)) for spec in self.specs]
+        self._grown_s = [self.clock()] * len(self.specs)
+        self._left = [{one.request for one in spec.plan} for spec in self.specs]
 
     def success_rate(self) -> float | None:
         """Share of the requests due lately that were good; one that was never answered is not."""
@@ -69,19 +75,35 @@ class Telemetry:
         return sum(self._done.get(name, False) for name in due) / len(due)
 
     def age_s(self) -> float:
-        """Seconds since the client that was silent longest last wrote anything."""
-        oldest = 0.0
-        for spec in self.specs:
-            try:
-                age_s = time.time() - Path(spec.history).stat().st_mtime
-            except OSError:
-                age_s = time.monotonic() - self._began_s
-            oldest = max(oldest, age_s)
+        """
+        Seconds since the client that was silent longest last wrote anything, as far as was looked; one that is done
+        may be silent. A file's time of change says nothing: a full disk changes it, too.
+        """
+        self._read()
+        oldest, self.silent = 0.0, ""
+        for spec, left, grown_s in zip(self.specs, self._left, self._grown_s, strict=True):
+            age_s = 0.0 if spec.plan and not left else self.clock() - grown_s
+            if age_s > oldest:
+                oldest, self.silent = age_s, spec.name
         return oldest
 
-    def _read(self) -> None:
-        for tail, spec in zip(self._tails, self.specs, strict=True):
+    def unrecorded(self) -> list[str]:
+        """Of clients that have ended: whose requests are not all on record, such as "g1e0: 3 of 40 requests"."""
+        while self._read():
+            pass
+        return [
+            f"{spec.name}: {len(left):,} of {len(spec.plan):,} requests"
+            for spec, left in zip(self.specs, self._left, strict=True)
+            if left
+        ]
+
+    def _read(self) -> int:
+        """Take what was written since the last time; returns how many lines that were."""
+        count = 0
+        for index, (tail, spec, left) in enumerate(zip(self._tails, self.specs, self._left, strict=True)):
             for line in tail.lines():
+                count += 1
+                self._grown_s[index] = self.clock()
                 if b'"type":"request"' not in line[:40]:
                     continue
                 try:
@@ -89,3 +111,5 @@ class Telemetry:
                 except msgspec.DecodeError:
                     continue  # judged from the whole file later
                 self._done[f"{spec.name}/{row.request}"] = good(row)
+                left.discard(row.request)
+        return count

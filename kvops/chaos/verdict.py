@@ -133,7 +133,8 @@ def _said(one: Judged) -> str:
 
 def _passed(numbers: Containment) -> str:
     k = "no capacity lost" if numbers.k is None else f"K {numbers.k:.2f}"
-    return f"{k}, S {numbers.spread or 0:g}"
+    doubt = " (not concluded)" if numbers.spread_verdict is Verdict.UNKNOWN else ""
+    return f"{k}, S {numbers.spread or 0:g}{doubt}"
 
 
 def _injected(record: RunRecord) -> tuple[bool, str]:
@@ -184,10 +185,18 @@ def _unknown(record: RunRecord, counted: list[Judged]) -> list[str]:
     why = [_said(one) for one in counted if one.result.verdict is Verdict.UNKNOWN]
     if record.end is None:
         why.append("the runner never finished its history")
+    if record.gaps:
+        why.append(_gaps(record))
     pairs = pairs_of(record)
     if not (pairs.phase == Phase.DURING).any():
         why.append("no request met the fault")
     return why
+
+
+def _gaps(record: RunRecord) -> str:
+    """What was not written; nobody may conclude anything from its absence."""
+    lost = sum(gap.rows for gap in record.gaps)
+    return f"{lost:,} rows could not be written: {record.gaps[0].why or 'the disk took none'}"
 
 
 def _notes(record: RunRecord) -> tuple[str, ...]:
@@ -196,9 +205,8 @@ def _notes(record: RunRecord) -> tuple[str, ...]:
         notes.append("backend: simulated")
     if record.run.quick:
         notes.append("a quick run: it looks for harm, and proves little")
-    lost = sum(gap.rows for gap in record.gaps)
-    if lost:
-        notes.append(f"{lost:,} rows could not be written: {record.gaps[0].why or 'the disk took none'}")
+    if record.gaps:
+        notes.append(_gaps(record))
     if record.bad_line_count:
         notes.append(f"{record.bad_line_count:,} damaged lines, such as {record.bad_lines[0]}")
     return tuple(notes)

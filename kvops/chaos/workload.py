@@ -21,7 +21,7 @@ from kvops.chaos.experiment import PoolSpec, Workload, seconds, size_bytes
 from kvops.chaos.history import Arm
 from kvops.chaos.pool import engine_names, group_names
 from kvops.chaos.profiles import schedule
-from kvops.errors import Unreachable
+from kvops.errors import ConfigError, Unreachable
 from kvops.fleet.programs import daemon_environment
 from kvops.signals import signals_held
 
@@ -118,7 +118,7 @@ class Stretch:
             if code:
                 raise Unreachable(
                     f"client {client.spec.name} ended with {code}: {client.last_words()}",
-                    fix="look for what killed it (kernel log: out of memory)",
+                    fix="look for what ended it: a full disk, or the kernel (out of memory)",
                 )
         return late
 
@@ -236,9 +236,12 @@ def client_specs(
 
 def _spawn(spec: ClientSpec, folder: Path) -> Client:
     spec_file = folder / f"{spec.arm.value}-{spec.block}-{spec.name}.spec"
-    spec_file.write_bytes(msgspec.json.encode(spec))
+    try:
+        spec_file.write_bytes(msgspec.json.encode(spec))
+        log = spec_file.with_suffix(".err").open("wb")
+    except OSError as error:
+        raise ConfigError(f"cannot write {spec_file}: {error.strerror}", fix="make room for runs") from error
     env = daemon_environment() | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    log = spec_file.with_suffix(".err").open("wb")
     # A session of its own: Ctrl-C reaches the runner alone, which then undoes before it lets clients go.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "kvops.chaos.client", str(spec_file), str(os.getpid())],

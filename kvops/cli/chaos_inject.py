@@ -11,11 +11,11 @@ import yaml
 
 from kvops.cli import options
 from kvops.cli.chaos_where import state_dir
-from kvops.cli.context import load_configuration
+from kvops.cli.context import Configuration, load_configuration
 from kvops.cli.hosts import SshSaid, find_logins, ssh_options
 from kvops.cli.options import DURATION_MS, Settings
 from kvops.cli.output import Column, Output
-from kvops.errors import UsageError
+from kvops.errors import Refused, UsageError
 
 if TYPE_CHECKING:
     from kvops.chaos.agent import Order
@@ -73,7 +73,9 @@ def command(
     from kvops.chaos.agent import Order, injection_of
 
     out = Output(settings)
-    group = str(load_configuration(settings).group.value)
+    configuration = load_configuration(settings)
+    group = str(configuration.group.value)
+    _refuse_label(configuration, group)
     order = Order(
         fault=fault,
         target=target,
@@ -103,6 +105,18 @@ def command(
         _hold(planned, hold / 1000, order.lease_s)
         proof = planned.undo()
     return _done(out, group, planned.id, evidence, [one.text for one in proof.steps], proof.undo_s, proof.by)
+
+
+def _refuse_label(configuration: Configuration, group: str) -> None:
+    """A label in our own configuration holds for the group's hosts, whatever these say of themselves."""
+    from kvops.chaos.lifecycle import FORBIDDEN_ENVIRONMENTS
+
+    context = configuration.context(group)
+    if context is None:
+        return
+    if context.protect or context.environment.lower() in FORBIDDEN_ENVIRONMENTS:
+        label = context.environment if not context.protect else f"{context.environment} protected".strip()
+        raise Refused(f"context {group} is labelled {label}: no faults there", fix="use a staging group")
 
 
 def _there(out: Output, login: Any, order: Order, hold_s: float) -> int:

@@ -39,7 +39,7 @@ def command(settings: Settings, file: Path, seed: int | None, quick: bool) -> in
     code = 0 if not plan.unsupported else 14
     first = next((one for one in plan.remarks if one.severity == "error"), None)
     if first is not None:
-        code = 5 if first.rule == "scope" and "%" in first.text else 2
+        code = 5 if first.guard else 2
     if out.structured:
         out.document(dataclasses.asdict(plan))
         return code

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvops.chaos.verdict import Judgement
 
 FORMATS: Final = ("text", "json", "junit", "html", "ctk-journal")
+COMPARED: Final = ("text", "json", "html")
 
 
 @options.command("report")
@@ -27,7 +28,7 @@ FORMATS: Final = ("text", "json", "junit", "html", "ctk-journal")
 @click.pass_obj
 def command(settings: Settings, runs: tuple[Path, ...], kind: str | None, target: Path | None) -> int:
     r"""
-    Show a recorded run; several runs of one experiment side by side (text, json).
+    Show a recorded run; several runs of one experiment side by side (text, json, html).
 
     The run is judged from its history, as kvops chaos check does, and the page needs nothing but itself. The exit code
     is 0 when the report was made, whatever the verdict.
@@ -36,14 +37,15 @@ def command(settings: Settings, runs: tuple[Path, ...], kind: str | None, target
     Example:
       kvops chaos report runs/1402-7 --format html --to report.html
       kvops chaos report runs/1402-7 runs/1431-7            (the second without a breaker)
+      kvops chaos report runs/1402-7 runs/1440-7 --format html --to placement.html
     """
     from kvops.chaos.history import read_run
     from kvops.chaos.verdict import judge
     from kvops.inference.outfile import check_writable, whole_file
 
     chosen = kind or ("json" if settings.output in ("json", "jsonl") else "text")
-    if len(runs) > 1 and chosen not in ("text", "json"):
-        raise click.UsageError(f"several runs are compared as text or json, not as {chosen}")
+    if len(runs) > 1 and chosen not in COMPARED:
+        raise click.UsageError(f"several runs are compared as {', '.join(COMPARED)}, not as {chosen}")
     if target is not None:
         check_writable(str(target), what="the report")
     found = [(record := read_run(path), judge(record)) for path in runs]
@@ -77,7 +79,9 @@ def _several(found: Sequence[tuple[RunRecord, Judgement]], kind: str) -> str:
     from kvops.chaos.report import compare
 
     compare.check_comparable([record for record, _ in found])
-    sides = [compare.Side(label=compare.label(record), record=record, judgement=one) for record, one in found]
+    sides = [compare.as_side(record, one) for record, one in found]
+    if kind == "html":
+        return compare.page(sides)
     if kind == "json":
         return json.dumps(compare.document(sides), ensure_ascii=False, indent=2) + "\n"
     return compare.render(sides) + "\n"

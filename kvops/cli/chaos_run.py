@@ -66,8 +66,9 @@ def command(
     """
     from dataclasses import replace
 
+    from kvops.chaos.artefacts import write_comparison
     from kvops.chaos.experiment import load
-    from kvops.chaos.report.compare import Side, label, render
+    from kvops.chaos.report.compare import as_side, render
     from kvops.chaos.report.compare import document as compared
     from kvops.chaos.report.document import document
     from kvops.chaos.runner import Options, duration_s
@@ -85,6 +86,7 @@ def command(
 
         group = str(load_configuration(settings).group.value)
         experiment = on_lab(experiment, state_dir(settings), group)
+        Safeguards(names).pool(experiment.ours.pool)  # what a lab cannot do without is refused, too
     options_ = Options(
         state_dir=state_dir(settings),
         runs_dir=runs_dir,
@@ -97,23 +99,26 @@ def command(
     out.header(group, f"{experiment.title}   about {human_age(expected_s)}")
     ran, record, judged = run_judged(experiment, options_, say=teller(settings))
     show(out, ran, record, judged)
-    sides = [Side(label=label(record), record=record, judgement=judged)]
+    sides = [as_side(record, judged)]
     if names and judged.exit_code not in (EXIT_LEFT_BEHIND, EXIT_INTERRUPTED):
         out.line()
         out.header(group, f"the same without {', '.join(names)}")
         ran, record, bare = run_judged(experiment, replace(options_, without=names), say=teller(settings))
         show(out, ran, record, bare)
-        sides.append(Side(label=label(record), record=record, judgement=bare))
-    if len(sides) > 1 and not out.structured:
-        out.line()
-        for line in render(sides).splitlines():
-            out.line(line)
+        sides.append(as_side(record, bare))
+        page = write_comparison(ran.folder, sides)
+        if not out.structured:
+            out.line()
+            for line in render(sides).splitlines():
+                out.line(printable(line))
+            out.line(str(page))
     if out.structured:
         made = document(sides[0].record, judged)
         if len(sides) > 1:
             made["comparison"] = compared(sides)
         out.raw_json(made)
-    return judged.exit_code
+    last = sides[-1].judgement.exit_code  # what the first one proves stands, unless the second leaves trouble
+    return last if last in (EXIT_LEFT_BEHIND, EXIT_INTERRUPTED) else judged.exit_code
 
 
 def teller(settings: Settings) -> Any:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvops.chaos.client import ClientSpec, Engine, NoPool, Recorder, now_ns
-from kvops.chaos.history import Arm, HistoryWriter, Outcome, Request, Run, encode, parse_run
+from kvops.chaos.history import Arm, HistoryWriter, Outcome, Request, Run, encode
 from kvops.chaos.profiles import Planned
+from tests.chaos.histories import read
 from tests.waiting import WAIT_S, until
 
 
@@ -59,5 +60,5 @@ def test_a_request_in_hand_is_on_record_once(tmp_path: Path) -> None:
         pool.go.set()
         until(lambda: set(threading.enumerate()) <= before, "its workers have ended")
 
-    requests: Sequence[Request] = parse_run(encode(Run()) + history.read_bytes()).requests
+    requests: Sequence[Request] = read(encode(Run()) + history.read_bytes()).requests
     assert [(row.request, row.outcome, row.cut_short) for row in requests] == [("r1", Outcome.INFO, True)]

@@ -10,7 +10,7 @@ import pytest
 from kvops.chaos import probes, telemetry
 from kvops.chaos.client import ClientSpec, now_ns
 from kvops.chaos.experiment import Guard
-from kvops.chaos.guards import GuardThread, Watcher, violated
+from kvops.chaos.guards import BLIND, GuardThread, Watcher, violated, with_sight
 from kvops.chaos.history import Arm, HistoryWriter, Outcome, Request
 from kvops.chaos.profiles import Planned
 from tests.waiting import WAIT_S
@@ -104,6 +104,45 @@ def test_a_request_that_was_never_answered_counts_against_success(tmp_path: Path
 
     assert seen.success_rate() == 0.5
     assert seen.age_s() < WAIT_S
+
+
+def answered(request: str) -> Request:
+    """A request's row."""
+    return Request(request=request, client="e0", outcome=Outcome.OK, t_intended_ns=1, t_return_ns=2)
+
+
+def test_what_a_client_never_wrote_down_is_counted(tmp_path: Path) -> None:
+    """A client whose requests are not all on record is named; one that has written all of its own may be silent."""
+    now_s = 0.0
+    planned = [Planned(f"r{i}", 0.02 * i, 0, 512, [i], 0) for i in range(20)]
+    one = spec(tmp_path, planned)
+    seen = telemetry.Telemetry([one], now_ns(), clock=lambda: now_s)
+    with HistoryWriter(Path(one.history)) as writer:
+        for each in planned[:17]:
+            writer.write(answered(each.request))
+
+    assert seen.unrecorded() == ["e0: 3 of 20 requests"]
+    assert seen.age_s() == 0
+    now_s = 9.0
+    Path(one.history).touch()  # as a write that a full disk refuses does
+    assert (seen.age_s(), seen.silent) == (9.0, "e0")
+
+    with HistoryWriter(Path(one.history)) as writer:
+        for each in planned[17:]:
+            writer.write(answered(each.request))
+
+    assert seen.unrecorded() == []
+    now_s = 99.0
+    assert (seen.age_s(), seen.silent) == (0.0, "")
+
+
+def test_telemetry_is_always_guarded() -> None:
+    """An experiment that names no guard of its telemetry has one; its own is kept."""
+    own = [Guard(probe="success_rate", below=0.5), Guard(probe="telemetry_age", above="1s")]
+
+    assert with_sight([]) == [BLIND]
+    assert with_sight(own[:1]) == [own[0], BLIND]
+    assert with_sight(own) == own
 
 
 def test_wrong_or_late_is_not_good() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,7 @@ from kvops.chaos.history import (
 )
 from kvops.errors import ConfigError, ParseError
 from tests.chaos.histories import read
+from tests.waiting import WAIT_S
 
 
 def op(number: int) -> Operation:
@@ -167,6 +170,35 @@ def test_full_disk_never_stops_the_caller(tmp_path: Path) -> None:
     assert len(record.operations) + sum(gap.rows for gap in record.gaps) == 1001
     assert [gap.why for gap in record.gaps] == ["File too large"]
     assert not record.complete
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a file system")
+def test_a_reserve_holds_when_the_disk_is_full(tmp_path: Path) -> None:
+    """Whoever keeps room for its rows can write them when others have filled the disk, and says when it cannot."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "kvops-test", str(tmp_path)]
+    subprocess.run(mount, check=True, timeout=WAIT_S)
+    try:
+        with (
+            HistoryWriter(tmp_path / "kept.jsonl", reserve_bytes=64 << 10) as kept,
+            HistoryWriter(tmp_path / "bare.jsonl") as bare,
+        ):
+            with (tmp_path / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
+                while True:
+                    ballast.write(bytes(4096))
+            for writer in (kept, bare):
+                writer.write(op(1))
+                writer.flush()
+        assert (kept.trouble, bare.trouble) == ("", "No space left on device")
+        assert read_run_rows(tmp_path / "kept.jsonl") == 1
+        assert read_run_rows(tmp_path / "bare.jsonl") == 0
+        assert (tmp_path / "kept.jsonl").stat().st_blocks * 512 <= 4096, "the reserve was not given back"
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True, timeout=WAIT_S)
+
+
+def read_run_rows(path: Path) -> int:
+    """Lines of a history."""
+    return len(path.read_bytes().splitlines())
 
 
 def test_no_history_says_what_to_name(tmp_path: Path) -> None:

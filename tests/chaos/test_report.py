@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvops.chaos.history import Arm, End, Fault, FaultState, Finish, Run, RunRecord
+from kvops.chaos.history import Arm, End, Fault, FaultState, Finish, Run, RunRecord, Step
 from kvops.chaos.report import compare, html, journal, junit, text
 from kvops.chaos.report.document import document, timeline
 from kvops.chaos.verdict import Judgement, RunVerdict, judge
@@ -131,14 +131,17 @@ def test_strange_names_stay_text() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("width", [390, 1280])
-def test_page_fits_its_window(width: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "width"), [("run", 390), ("run", 1280), ("comparison", 390)])
+def test_page_fits_its_window(kind: str, width: int, tmp_path: Path) -> None:
     """In a real browser, on a telephone and on a desk, nothing is wider than the window and no script fails."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("needs a browser: apt-get install chromium")
     # The page in a frame of that width: a headless window has a width of its own below 500.
-    source = html.render(*small(changed(SMALL, spread_to=("g2",), hit_loss=0.9)))
+    if kind == "run":
+        source = html.render(*small(changed(SMALL, spread_to=("g2",), hit_loss=0.9)))
+    else:
+        source = compare.page([side(), side(placement="random", without=("local-first",))])
     inner = escape(
         source.replace("<head>", "<head><script>onerror=(what)=>{parent.bad=what}</script>"), quote=True
     )
@@ -171,7 +174,8 @@ def test_page_fits_its_window(width: int, tmp_path: Path) -> None:
     )
 
     title = done.stdout.partition("<title>")[2].partition("</title>")[0]
-    assert title.startswith("0 px too wide, 3 charts, errors none, "), title + done.stderr[-300:]
+    charts = 3 if kind == "run" else 0
+    assert title.startswith(f"0 px too wide, {charts} charts, errors none, "), title + done.stderr[-300:]
     assert width - 20 <= int(title.split()[-1]) <= width  # a scroll bar takes its part
 
 
@@ -252,25 +256,65 @@ def side(**changes: Any) -> compare.Side:
     extra = {name: changes.pop(name) for name in ("without", "placement") if name in changes}
     found, _ = small(changed(SMALL, **changes))
     found = dataclasses.replace(found, run=msgspec.structs.replace(found.run, **extra))
-    return compare.Side(label=compare.label(found), record=found, judgement=judge(found))
+    return compare.as_side(found, judge(found))
 
 
 def test_safeguards_are_compared_side_by_side() -> None:
     """With and without a breaker, both containments are in one table, and a difference beyond chance is called one."""
     sides = [side(), side(hit_loss=0.9, without=("breaker",))]
     shown = compare.render(sides)
+    lines = {line.partition("  ")[0]: line.split() for line in shown.splitlines()}
 
-    assert "all safeguards, local-first" in shown.splitlines()[0]
-    assert "without breaker, local-first" in shown.splitlines()[0]
-    assert "without breaker, local-first: K is higher, beyond chance" in shown
+    assert shown.startswith("the same: process.kill on store-1, seed 2, 33.3 % of the capacity")
+    assert "all safeguards, local-first" in shown.splitlines()[1]
+    assert "without breaker, local-first" in shown.splitlines()[1]
+    assert lines["differs: switched off"][-2:] == ["nothing", "breaker"]
+    assert "differs: placement" not in lines
+    assert "degraded at g1 (hit)" in lines
+    assert "degraded at g2" in lines
+    assert re.search(
+        r"without breaker, local-first: K 2\.\d\d beside [01]\.\d\d: higher, beyond chance", shown
+    )
     assert [one["without"] for one in compare.document(sides)["sides"]] == [[], ["breaker"]]
 
 
 def test_placements_that_do_not_differ_are_not_told_apart() -> None:
-    """Two runs whose intervals overlap are evidence for nothing, and the comparison says so."""
+    """Two runs whose intervals overlap are evidence for nothing; that placement is all they differ in is said."""
     shown = compare.render([side(), side(placement="random")])
 
-    assert "random: no difference that this run can tell from chance" in shown
+    assert re.search(r"random: K .*: no difference that this run can tell from chance", shown)
+    assert [line.split() for line in shown.splitlines() if line.startswith("differs")] == [
+        ["differs:", "placement", "local-first", "random"]
+    ]
+
+
+def test_a_run_without_a_baseline_is_no_evidence() -> None:
+    """What was not steady, or not had to its end, is compared with nothing, and why is said."""
+    unsteady = side(placement="random")
+    end = Finish(t_ns=10**13, end=End.NOT_STEADY, why="before the fault: answered in budget is 0.6")
+    found = dataclasses.replace(unsteady.record, end=end)
+    shown = compare.render([side(), compare.as_side(found, judge(found))])
+
+    assert "random: BASELINE_NOT_STEADY, so it is no evidence (before the fault: answered in budget" in shown
+    assert "no difference" not in shown
+
+
+def test_the_comparison_is_a_page_of_its_own() -> None:
+    """Both sides, what they differ in and what that shows are on one page that needs nothing else."""
+    page = Page(source := compare.page([side(), side(placement="random")]))
+
+    for wanted in (
+        "2 runs side by side",
+        "all safeguards, random",
+        "placement",
+        "K, 95 %",
+        "can tell from chance",
+    ):
+        assert wanted in page.text, wanted
+    assert page.fetched == []
+    assert json.loads(source.partition('id="comparison">')[2].partition("</script>")[0])["differs"] == {
+        "placement": ["local-first", "random"]
+    }
 
 
 def test_only_like_is_compared() -> None:
@@ -282,6 +326,36 @@ def test_only_like_is_compared() -> None:
         compare.check_comparable([found, other])
     with pytest.raises(UsageError, match="1 runs cannot be compared"):
         compare.check_comparable([found])
+
+
+def test_what_a_quick_run_did_not_conclude_is_no_nought() -> None:
+    """Spread that was not concluded, and a recovery that was not looked on, are said so wherever they are shown."""
+    found, judgement = small(
+        changed(SMALL, quick=True, blocks=1, arms=(Arm.BASELINE, Arm.FAULT), after_s=0.0, stays_s=0.0)
+    )
+    page = Page(html.render(found, judgement)).text
+
+    assert "S 0 (not concluded)" in text.render(found, judgement)
+    assert "domains outside; not concluded" in page
+    assert "not looked on after the undo" in page
+    assert "not warm again" not in page
+    assert "quick run" in page
+
+
+def test_each_thing_is_told_once() -> None:
+    """A store's event names it once, and a proof is in the timeline once, though the runner says it, too."""
+    found, _ = small()
+    proof = next(row for row in found.faults if row.state is FaultState.ACTIVE)
+    step = Step(t_ns=proof.t_ns, name="active", text="; ".join(proof.proof))
+    told = timeline(dataclasses.replace(found, steps=(*found.steps, step)))
+
+    assert sum(entry.what == "active" for entry in told) == sum(
+        row.state is FaultState.ACTIVE for row in found.faults
+    )
+    for entry in told:
+        if entry.what.startswith("store."):
+            words = entry.text.split()
+            assert len(words) == len(set(words)), entry.text
 
 
 def test_empty_run_has_every_report() -> None:

@@ -283,6 +283,15 @@ def test_missing_rows_and_invalid_blocks_are_told() -> None:
     assert any("5 rows" in note for note in judgement.notes)
 
 
+def test_rows_that_are_missing_are_no_pass() -> None:
+    """Of a run that would pass, but whose history has a gap, nothing is certain: UNKNOWN, and why is said."""
+    gap = Gap(writer="c", rows=5, why="No space left on device")
+    judgement = judge(replaced(simulate(SHORT), gaps=(gap,)))
+
+    assert judgement.verdict is RunVerdict.UNKNOWN
+    assert judgement.reasons == ("5 rows could not be written: No space left on device",)
+
+
 def test_stalled_machine_makes_a_block_invalid() -> None:
     """A fault block in which the machine stalled far beyond the quiet arms' worst does not count, and is named."""
     good = simulate(HARM)

@@ -92,16 +92,18 @@ def test_report_in_each_format(run: RunCommand, tmp_path: Path, kind: str, wante
 
 
 def test_reports_side_by_side(run: RunCommand, tmp_path: Path) -> None:
-    """Two runs of one experiment are one table; runs of different seeds, and a page of two, are refused."""
+    """Two runs of one experiment are one table, or one page; runs of different seeds, and JUnit of two, are refused."""
     first, second = quick_run(tmp_path / "a"), quick_run(tmp_path / "b", without=("breaker",))
     other = quick_run(tmp_path / "c", seed=99)
 
     compared = run("chaos", "report", str(first), str(second))
 
     assert compared.returncode == 0, compared.stderr
-    assert "without breaker, local-first: no difference that this run can tell from chance" in compared.stdout
+    assert "differs: switched off" in compared.stdout
+    assert "no difference that this run can tell from chance" in compared.stdout
+    assert "2 runs side by side" in run("chaos", "report", str(first), str(second), "--format", "html").stdout
     assert run("chaos", "report", str(first), str(other)).returncode == 2
-    assert run("chaos", "report", str(first), str(second), "--format", "html").returncode == 2
+    assert run("chaos", "report", str(first), str(second), "--format", "junit").returncode == 2
 
 
 def test_bad_input(run: RunCommand, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def recovery(record: RunRecord) -> Result:
     if not record.fault_windows() or not numbers.timeline:
         return Result(verdict=Verdict.UNKNOWN, summary="nothing was recorded after the undo")
     if numbers.observed_after_s <= 0 or not after:
-        why = "recovery: the load ended before the undo did"
+        why = "recovery: the load ended before the undo, or within a second of it"
         # A quick run says so and goes on; a whole one that cannot speak of recovery has not passed.
         checked = 0 if record.run.quick else 1
         return Result(verdict=Verdict.UNKNOWN, summary=why, checked=checked, not_concluded=(why,))

@@ -53,7 +53,9 @@ def utc(record: RunRecord, t_ns: int) -> datetime | None:
 def timeline(record: RunRecord) -> list[Entry]:
     """What the runner did, what became of each fault, and what the product noticed, in order."""
     rows: list[tuple[int, str, bool, str, tuple[str, ...]]] = [
-        (one.t_ns, one.name, one.ok, one.text, one.commands) for one in record.steps
+        (one.t_ns, one.name, one.ok, one.text, one.commands)
+        for one in record.steps
+        if not (one.name == "active" and record.faults)  # the faults' own rows have the proof
     ]
     for fault in record.faults:
         good = fault.state.value not in ("not-active", "dirty")
@@ -72,7 +74,8 @@ def timeline(record: RunRecord) -> list[Entry]:
                 event.detail,
                 f"term {event.term}" if event.term else "",
             ]
-            rows.append((event.t_ns, event.kind, True, " ".join(word for word in words if word), ()))
+            said = " ".join(dict.fromkeys(word for word in words if word))  # a store's event names it twice
+            rows.append((event.t_ns, event.kind, True, said, ()))
     zero = start_ns(record)
     entries = []
     for t_ns, what, ok, text, commands in sorted(rows, key=lambda row: row[0]):
@@ -244,6 +247,11 @@ def over_deadline(record: RunRecord) -> int:
     return sum(
         1 for row in record.requests if row.arm is Arm.FAULT and (row.over_deadline or not row.t_return_ns)
     )
+
+
+def fault_requests(record: RunRecord) -> int:
+    """Requests of the fault arm."""
+    return sum(row.arm is Arm.FAULT for row in record.requests)
 
 
 def wrong_bytes(record: RunRecord) -> int:

@@ -17,6 +17,7 @@ from kvops.chaos.report.document import (
     again,
     arm_figures,
     document,
+    fault_requests,
     over_deadline,
     shortened,
     start_ns,
@@ -53,7 +54,7 @@ def render(record: RunRecord, judgement: Judgement) -> str:
     title = run.title or run.experiment or run.fault or "chaos run"
     style = resources.files("kvops.chaos.report").joinpath("page.css").read_text(encoding="utf-8")
     body = [
-        f'<header><p class="kicker">kvops chaos · seed {run.seed}</p>'
+        f'<header><p class="kicker">kvops chaos{" · quick run" * run.quick} · seed {run.seed}</p>'
         f'<h1><span class="verdict {judgement.verdict}">{judgement.verdict}</span>{escape(title)}</h1>'
         f"<p>{escape('. '.join(shortened(reason) for reason in judgement.reasons[:3]))}</p>{_left(judgement)}</header>",
         _tiles(record, judgement),
@@ -84,14 +85,31 @@ def _tiles(record: RunRecord, judgement: Judgement) -> str:
     k_note = f"bound {bounds.containment_ratio:g}"
     if one.k_low is not None and one.k_high is not None:
         k_note += f"; 95 %: {one.k_low:.2f} to {one.k_high:.2f}"
-    recover = "not seen" if one.t_recover_s is None else f"{one.t_recover_s:g} s"
-    warm = "not warm again" if one.t_rewarm_s is None else f"warm after {one.t_rewarm_s:g} s"
+    recover = "–" if one.t_recover_s is None else f"{one.t_recover_s:g} s"
+    looked = (
+        f"looked on for {one.observed_after_s:.0f} s"
+        if one.observed_after_s
+        else "not looked on after the undo"
+    )
+    if one.t_rewarm_s is not None:
+        warm = f"warm after {one.t_rewarm_s:g} s"
+    else:
+        warm = "not warm again, " * bool(one.observed_after_s) + looked
+    open_k, open_s = (
+        "; not concluded" if verdict is Verdict.UNKNOWN else ""
+        for verdict in (one.k_verdict, one.spread_verdict)
+    )
     tiles = [
-        ("Containment K", "–" if one.k is None else f"{one.k:.2f}", k_note, one.k_verdict is Verdict.INVALID),
+        (
+            "Containment K",
+            "–" if one.k is None else f"{one.k:.2f}",
+            k_note + open_k,
+            one.k_verdict is Verdict.INVALID,
+        ),
         (
             "Spread S",
             "–" if one.spread is None else f"{one.spread:g}",
-            f"{len(one.spread_domains)} of {one.spread_of} domains outside",
+            f"{len(one.spread_domains)} of {one.spread_of} domains outside{open_s}",
             one.spread_verdict is Verdict.INVALID,
         ),
         (
@@ -104,7 +122,7 @@ def _tiles(record: RunRecord, judgement: Judgement) -> str:
         (
             "Over deadline",
             f"{over_deadline(record):,}",
-            f"of {one.requests:,} requests",
+            f"of {fault_requests(record):,} requests of the arm with the fault",
             _invalid(judgement, "L2"),
         ),
         ("Recovered after", recover, warm, _invalid(judgement, "L1")),
@@ -317,7 +335,7 @@ def _checkers(judgement: Judgement) -> str:
 def _checker_rows(judgement: Judgement) -> Iterator[str]:
     for one in judgement.checkers:
         result = one.result
-        mark = _MARKS[result.verdict] if one.counts else "nothing recorded"
+        mark = _MARKS[result.verdict] if one.counts else "– not judged"
         css = ' class="k bad"' if result.verdict is Verdict.INVALID else ' class="k"'
         examples = "".join(_example(example) for example in result.examples[:5])
         left = result.example_count - min(5, len(result.examples))
@@ -360,10 +378,11 @@ def _commands(record: RunRecord) -> str:
     for one in windows:
         undone = "proven clean" if one.t_clean_ns is not None and not one.dirty else "NOT proven clean"
         proof = "; ".join(one.proof) or "NOT proven active"
-        rows.append((str(one.block), "\n".join(one.commands), proof, "\n".join(one.undo_commands), undone))
+        run = "\n".join(one.commands) or f"{one.fault} {one.target}".strip()  # some need no command
+        rows.append((str(one.block), run, proof, "\n".join(one.undo_commands), undone))
     if not rows:
         return ""
-    head = ["block", "run", "proof", "undone by", "and"]
+    head = ["block", "run", "proof", "undone by", "result"]
     return f"<section><h2>Commands run and undone</h2>{table(head, rows, numbers=(0,), stack=True)}</section>"
 
 
@@ -373,10 +392,14 @@ def _parameters(record: RunRecord, judgement: Judgement) -> str:
         ("seed", str(run.seed)),
         ("experiment", run.experiment),
         ("fault", f"{run.fault} {run.target}".strip()),
-        ("scope", ", ".join([*run.scope.domains, *run.scope.hosts])),
+        ("scope", ", ".join(run.scope.domains or run.scope.hosts)),
         ("capacity lost", f"{100 * judgement.containment.capacity_lost:.2f} %"),
         ("placement", run.placement),
         ("without", ", ".join(run.without)),
+        (
+            "length",
+            "quick: one pair of arms, which looks for harm and proves little" if run.quick else "whole",
+        ),
         ("blocks", str(len({one.block for one in record.blocks}))),
         ("again", again(record)),
     ]

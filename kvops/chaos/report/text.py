@@ -123,7 +123,7 @@ def _checkers(judgement: Judgement, *, verbose: bool) -> list[str]:
         if left > 0:
             lines.append(f"        … and {left:,} more")
     if silent:
-        lines.append(f"  - nothing was recorded for {', '.join(silent)}")
+        lines.append(f"  - not judged: {', '.join(silent)}")
     return lines
 
 
@@ -138,7 +138,8 @@ def _verdict(record: RunRecord, judgement: Judgement) -> list[str]:
         sign = "≤" if one.k <= bounds.containment_ratio else ">"
         figures.append(f"K {one.k:.2f} {sign} {bounds.containment_ratio:g}")
     if one.spread is not None:
-        figures.append(f"S {one.spread:g}")
+        doubt = " (not concluded)" if one.spread_verdict is Verdict.UNKNOWN else ""
+        figures.append(f"S {one.spread:g}{doubt}")
     if one.amplification is not None:
         figures.append(f"amplification {one.amplification:.2f}")
     if record.requests:
