@@ -6,14 +6,14 @@ An *error* refuses it, a *warning* says what it cannot show, *info* what is diff
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 from kvops.chaos.experiment import Experiment, differences, seconds
 from kvops.chaos.history import Arm
-from kvops.chaos.pool import planned_parts
+from kvops.chaos.pool import Part, planned_parts
 from kvops.chaos.probes import PROBES
 from kvops.chaos.resolve import choose
 from kvops.errors import KvopsError, UsageError
@@ -83,7 +83,13 @@ class Remark:
 Rule = Callable[[Experiment, Mapping[str, type]], Iterator[Remark]]
 
 
-def lint(experiment: Experiment, catalogue: Mapping[str, type], *, seed: int | None = None) -> list[Remark]:
+def lint(
+    experiment: Experiment,
+    catalogue: Mapping[str, type],
+    *,
+    seed: int | None = None,
+    parts: Sequence[Part] | None = None,
+) -> list[Remark]:
     """
     Everything there is to say, errors first.
 
@@ -91,6 +97,7 @@ def lint(experiment: Experiment, catalogue: Mapping[str, type], *, seed: int | N
         experiment: As read.
         catalogue: Name → class of the faults that this version has.
         seed: For the choice of targets; the file's own by default.
+        parts: The members of a group that runs already; those of the pool that will be started by default.
     """
     remarks: list[Remark] = []
     for rule in (
@@ -105,7 +112,7 @@ def lint(experiment: Experiment, catalogue: Mapping[str, type], *, seed: int | N
         _foreign,
     ):
         remarks += rule(experiment, catalogue)
-    remarks += _scope(experiment, seed)
+    remarks += _scope(experiment, seed, parts)
     order = ("error", "warning", "info")
     return sorted(remarks, key=lambda remark: order.index(remark.severity))
 
@@ -340,13 +347,13 @@ def _foreign(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator[
         yield Remark(severity="info", rule="foreign", text=text)
 
 
-def _scope(experiment: Experiment, seed: int | None) -> Iterator[Remark]:
+def _scope(experiment: Experiment, seed: int | None, parts: Sequence[Part] | None) -> Iterator[Remark]:
     if not experiment.faults:
         return
     try:
         choose(
             experiment,
-            planned_parts(experiment.ours.pool),
+            planned_parts(experiment.ours.pool) if parts is None else parts,
             seed=experiment.ours.workload.seed if seed is None else seed,
         )
     except KvopsError as error:
