@@ -103,7 +103,7 @@ class Conversation:
             assert channel is not None, "enter the block first"
             try:
                 if self._torn:
-                    raise EOFError("a line was cut short")
+                    raise EOFError("an earlier word was not answered")
                 channel.settimeout(timeout_s)
                 self._torn = True
                 channel.sendall(line + b"\n")
@@ -401,7 +401,7 @@ class RemoteFaults:
         raise Dirty(
             f"{host}: it is not known that {one.experiment} was undone ({seen}) since {why.what}",
             fix="look there",
-            commands=[f"kvops chaos recover --host {host}"],
+            commands=[f"kvops -g {self._rows[host][0].group} chaos recover --host {host}"],
         )
 
 
