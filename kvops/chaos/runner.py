@@ -725,6 +725,7 @@ class _Runner:
         if checker is not None:
             checker.join()
             checker.raise_error()
+        injection.beat()  # a guardian that has ended since the last one has ended the fault as well
         return ""
 
     def _watcher(self, one: Stretch) -> Watcher:
