@@ -121,9 +121,9 @@ class PoolSpec(_Struct, frozen=True, kw_only=True):
     transports: list[Literal["shm", "tcp", "verbs"]] = msgspec.field(default_factory=lambda: ["shm", "tcp"])
     network: Literal["host", "lab"] = "host"  # lab: a network namespace for each member
     own_disk: Size = "0B"  # of a file system in memory for all files of the pool; 0B: where others are
-    running: str = (
-        ""  # group of a lab that is up: nothing is started, and stores and masters are as they are there
-    )
+    # Of a group that is up, in a lab or on hosts: nothing is started, stores and masters are as they are there.
+    running: str = ""
+    hosts: list[str] = []  # logical hosts of the stores of a group on hosts; none: host-0, host-1, …
     roles_needed: list[str] = []  # roles beyond these that must be there, such as router
 
 

@@ -5,6 +5,7 @@ The write-ahead ledger: what an experiment is about to do is on disk before it i
 
     <state-dir>/chaos/
         running             flock(2) of the one experiment that runs
+        runner              flock(2) of the one run, with all its blocks
         lock                JSON: who forbade experiments, and why
         experiments/<id>/
             ledger          JSON lines, appended and synced
@@ -310,3 +311,33 @@ class Book:
         if dirty:
             names = ", ".join(one.id for one in dirty)
             raise Refused(f"something of {names} may be left behind", fix="kvops chaos recover")
+
+
+@contextmanager
+def one_at_a_time(state_dir: Path, run_id: str) -> Iterator[None]:
+    """
+    Be the only run under a state folder; the kernel gives it up when we die.
+
+    A run that acts on the machine it is ordered from meets its own name there, and shares it.
+
+    Raises:
+        Refused: Another one runs.
+    """
+    folder = state_dir / "chaos"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(folder / "runner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = os.pread(handle, 100, 0).decode("ascii", "replace").strip() or "unknown"
+            if other != run_id:
+                raise Refused(
+                    f"experiment {other} is running", fix="wait for it, or end it: kvops chaos abort"
+                ) from None
+        else:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, run_id.encode(), 0)
+        yield
+    finally:
+        os.close(handle)

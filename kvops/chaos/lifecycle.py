@@ -32,6 +32,7 @@ import msgspec
 
 from kvops.chaos import picture
 from kvops.chaos.guardian import DEADLINE_S_MAX, Orders, arm, write_lease
+from kvops.chaos.injecting import FORBIDDEN_ENVIRONMENTS, InForce, OnState
 from kvops.chaos.ledger import Book, Experiment
 from kvops.chaos.model import Evidence, Fault, State, in_conflict
 from kvops.chaos.own_path import cut_by
@@ -57,11 +58,9 @@ LEASE_S_MIN: Final = 0.5
 VERIFY_TIMEOUT_S: Final = 5.0
 CLEAN_TIMEOUT_S: Final = 10.0  # for what the kernel takes away a moment later
 GUARDIAN_END_S: Final = 2.0
-FORBIDDEN_ENVIRONMENTS: Final = ("production", "prod")
 _PAUSE_S: Final = 0.05
 
 Result = TypeVar("Result")
-OnState = Callable[[State, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +71,11 @@ class Proof:
     undo_s: float
     by: str  # who undid it: runner, guardian
     refused: list[str] = field(default_factory=list)  # per fault: what its proof says now
+
+    @property
+    def commands(self) -> list[str]:
+        """What was done."""
+        return [one.step.command() for one in self.steps]
 
 
 class Injection:
@@ -153,7 +157,41 @@ class Injection:
         """What would take the faults back: the last one first. Nothing is touched."""
         return [step for fault in reversed(self.faults) for step in fault.undo()]
 
+    @property
+    def in_force(self) -> list[InForce]:
+        """Every fault, as the history names it."""
+        return [
+            InForce(
+                fault=one.name,
+                target=one.target.name,
+                group=one.target.group,
+                host=one.target.host,
+                lost_share=1.0 - float(getattr(one, "cpu_share", 0.0)),
+                undo=tuple(step.command() for step in one.undo()),
+            )
+            for one in self.faults
+        ]
+
     # Its life
+
+    def check(self) -> None:
+        """
+        Look whether they could be injected; nothing is touched.
+
+        Raises:
+            Refused: A guard is in the way.
+            Unsupported: This machine cannot do one of them.
+        """
+        self._refuse()
+        self._require_available()
+
+    def _require_available(self) -> None:
+        for one in self.faults:
+            reason = one.unavailable(self.host)
+            if reason is not None:
+                raise Unsupported(
+                    f"{one.name} cannot be done on {one.target.name}: {reason}", fix="kvops chaos doctor"
+                )
 
     def inject(self) -> list[Evidence]:
         """
@@ -169,12 +207,7 @@ class Injection:
         self._running_fd = self.book.take(self.id)
         try:
             self.book.refuse_if_not_ready()
-            for one in self.faults:
-                reason = one.unavailable(self.host)
-                if reason is not None:
-                    raise Unsupported(
-                        f"{one.name} cannot be done on {one.target.name}: {reason}", fix="kvops chaos doctor"
-                    )
+            self._require_available()
             self.experiment = self.book.create(self.id)
             self._enter(State.CAPABLE, faults=[f"{one.name} {one.target.name}" for one in self.faults])
             self._before = picture.take(self.scope)
@@ -277,6 +310,11 @@ class Injection:
                 f"the guardian has ended: {why[0] if why else 'somebody killed it'}", fix="run it again"
             )
         write_lease(self.experiment, lease_s=self.lease_s)
+
+    def ask_abort(self, reason: str) -> None:
+        """Have the guardian undo at once."""
+        if self.experiment is not None:
+            self.experiment.ask_abort(reason)
 
     def _ended_by_other(self) -> str:
         """Why the experiment is over, when it was not us who ended it; "" while it goes on."""

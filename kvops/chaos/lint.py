@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from kvops.chaos.experiment import Experiment, differences, is_probe, seconds
 from kvops.chaos.history import Arm
-from kvops.chaos.pool import planned_parts
+from kvops.chaos.pool import Part, planned_parts
 from kvops.chaos.probes import PROBES
 from kvops.chaos.resolve import Hit, choose
 from kvops.errors import KvopsError, Refused, UsageError
@@ -45,7 +45,13 @@ class Remark:
 Rule = Callable[[Experiment, Mapping[str, type]], Iterator[Remark]]
 
 
-def lint(experiment: Experiment, catalogue: Mapping[str, type], *, seed: int | None = None) -> list[Remark]:
+def lint(
+    experiment: Experiment,
+    catalogue: Mapping[str, type],
+    *,
+    seed: int | None = None,
+    parts: Sequence[Part] | None = None,
+) -> list[Remark]:
     """
     Everything there is to say, errors first.
 
@@ -53,6 +59,7 @@ def lint(experiment: Experiment, catalogue: Mapping[str, type], *, seed: int | N
         experiment: As read.
         catalogue: Name → class of the faults that this version has.
         seed: For the choice of targets; the file's own by default.
+        parts: The members of a group that runs already; those of the pool that will be started by default.
     """
     remarks: list[Remark] = []
     for rule in (
@@ -66,7 +73,7 @@ def lint(experiment: Experiment, catalogue: Mapping[str, type], *, seed: int | N
         _foreign,
     ):
         remarks += rule(experiment, catalogue)
-    remarks += _scope(experiment, catalogue, seed)
+    remarks += _scope(experiment, catalogue, seed, parts)
     order = ("error", "warning", "info")
     return sorted(remarks, key=lambda remark: order.index(remark.severity))
 
@@ -287,13 +294,15 @@ def _foreign(experiment: Experiment, catalogue: Mapping[str, type]) -> Iterator[
         yield Remark(severity="info", rule="foreign", text=text)
 
 
-def _scope(experiment: Experiment, catalogue: Mapping[str, type], seed: int | None) -> Iterator[Remark]:
+def _scope(
+    experiment: Experiment, catalogue: Mapping[str, type], seed: int | None, parts: Sequence[Part] | None
+) -> Iterator[Remark]:
     if not experiment.faults:
         return
     try:
         chosen = choose(
             experiment,
-            planned_parts(experiment.ours.pool),
+            planned_parts(experiment.ours.pool) if parts is None else parts,
             seed=experiment.ours.workload.seed if seed is None else seed,
         )
     except KvopsError as error:

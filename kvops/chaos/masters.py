@@ -63,10 +63,11 @@ def _said(group: LocalGroup, *, since: str = "") -> Sequence[Said]:
         if one.role == "master" and one.addresses.get("control")
     ]
     asked = Asked(secret_file=str(group.secret_file), masters=masters, since=since)
-    return _in_a_process(asked) if isinstance(group, LabGroup) else _ask(asked)
+    return _in_a_process(asked) if isinstance(group, LabGroup) else ask(asked)
 
 
-def _ask(asked: Asked) -> list[Said]:
+def ask(asked: Asked) -> list[Said]:
+    """Ask each of them; those that do not answer are left out."""
     from kvops.store.control import ControlClient
 
     said: list[Said] = []
@@ -101,4 +102,4 @@ def _in_a_process(asked: Asked) -> list[Said]:
 
 if __name__ == "__main__":
     orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Asked)
-    sys.stdout.buffer.write(msgspec.json.encode(_ask(orders)))
+    sys.stdout.buffer.write(msgspec.json.encode(ask(orders)))

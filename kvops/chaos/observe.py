@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -11,16 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from kvops.chaos import masters
 from kvops.chaos.client import now_ns
 from kvops.chaos.history import Event, EventKind, HistoryWriter, Sample
-from kvops.chaos.pool import PoolUnderTest
+from kvops.chaos.pool import Pool, group_names
 from kvops.errors import KvopsError
 from kvops.timestamps import rfc3339
 
 SAMPLE_S: Final = 1.0
 LEADERS_EVERY_IN_LAB: Final = 3  # samples
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _QUIET: Final = ("client.", "replay.")  # events of a group that say nothing about its health
 _DETECTED: Final = ("store.suspected", "store.reported")
 
@@ -40,7 +37,7 @@ def cpu_stall_s() -> float | None:
 class Sampler:
     """Writes a sample of every member now and then, from a thread of its own."""
 
-    def __init__(self, pool: PoolUnderTest, writer: HistoryWriter) -> None:
+    def __init__(self, pool: Pool, writer: HistoryWriter) -> None:
         self._pool = pool
         self._writer = writer
         self._stop = threading.Event()
@@ -59,28 +56,24 @@ class Sampler:
             self._thread.join(5.0)
 
     def take(self, phase: str) -> None:
-        """One sample of every member."""
+        """One sample of every member that can be seen."""
         try:
-            parts = self._pool.parts()
+            sizes = self._pool.sizes()
         except KvopsError:
             return  # the group is being changed: the next second will do
-        for part in parts:
-            folder = Path(f"/proc/{part.pid}")
-            try:
-                self._writer.write(
-                    Sample(
-                        t_ns=now_ns(),
-                        subject=part.name,
-                        role=part.role,
-                        group=part.group,
-                        phase=phase,
-                        rss_bytes=int((folder / "statm").read_text().split()[1]) * PAGE_BYTES,
-                        fds=sum(1 for _ in (folder / "fd").iterdir()),
-                        threads=sum(1 for _ in (folder / "task").iterdir()),
-                    )
+        for part, size in sizes:
+            self._writer.write(
+                Sample(
+                    t_ns=now_ns(),
+                    subject=part.name,
+                    role=part.role,
+                    group=part.group,
+                    phase=phase,
+                    rss_bytes=size.rss_bytes,
+                    fds=size.fds,
+                    threads=size.threads,
                 )
-            except OSError:
-                continue  # it does not run now
+            )
 
     def _run(self) -> None:
         try:
@@ -99,9 +92,9 @@ class Sampler:
 
     def _leaders(self) -> None:
         """Who says that it leads, and in which term: two in one term is what must never be seen."""
-        for name, group in self._pool.groups.items():
+        for name in group_names(self._pool.spec):
             try:
-                statuses = masters.statuses(group)
+                statuses = self._pool.statuses(name)
             except KvopsError:
                 continue  # the group is being changed
             for member, status in statuses:
@@ -118,7 +111,7 @@ class Sampler:
                     )
 
 
-def write_group_events(pool: PoolUnderTest, writer: HistoryWriter, *, since_ns: int, block: int) -> int:
+def write_group_events(pool: Pool, writer: HistoryWriter, *, since_ns: int, block: int) -> int:
     """
     Write what the masters noticed since a moment of CLOCK_BOOTTIME; returns how many events. A master that does
     not answer has nothing to tell, and one that was restarted has forgotten.
@@ -126,8 +119,8 @@ def write_group_events(pool: PoolUnderTest, writer: HistoryWriter, *, since_ns: 
     wall_minus_boot_ns = time.time_ns() - now_ns()
     since = rfc3339(datetime.fromtimestamp((since_ns + wall_minus_boot_ns) / 1e9, UTC))
     count = 0
-    for name, group in pool.groups.items():
-        for event in masters.events(group, since):
+    for name in group_names(pool.spec):
+        for event in pool.events(name, since):
             if event.event.startswith(_QUIET):
                 continue
             at_ns = int(datetime.fromisoformat(event.time).timestamp() * 1e9) - wall_minus_boot_ns

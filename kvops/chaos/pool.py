@@ -13,22 +13,31 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
+import yaml
 
-from kvops.chaos import lab, masters
+from kvops.chaos import lab, masters, targets
 from kvops.chaos.experiment import Experiment, PoolSpec, size_bytes
+from kvops.chaos.injecting import Injecting, Terms
 from kvops.chaos.keeper import kept
-from kvops.errors import LeftBehind, Refused, Unsupported, UsageError
+from kvops.chaos.lifecycle import Injection
+from kvops.chaos.procs import Size, size_of
+from kvops.errors import LeftBehind, NotInjected, Refused, Unsupported, UsageError
 from kvops.fleet import etcd
 from kvops.fleet.group_state import Member
 from kvops.fleet.local import LocalGroup
 from kvops.fleet.programs import Command, serve_command
 from kvops.fleet.start_plan import StartPlan
+from kvops.host import LocalHost
 from kvops.limits import GIB
+from kvops.store.model import Event, MasterStatus
+
+if TYPE_CHECKING:
+    from kvops.chaos.resolve import Hit
 
 START_TIMEOUT_S: Final = 60.0
 MOUNT_TIMEOUT_S: Final = 10.0
@@ -49,6 +58,41 @@ class Part:
     boot_id: str
     addresses: dict[str, str] = field(default_factory=dict)
     leads: bool = False  # of a master: whether it led when it was asked
+    machine: str = ""  # of the inventory, when it is reached by SSH
+
+
+class Pool(Protocol):
+    """What a runner needs of the groups that it breaks, wherever they run."""
+
+    spec: PoolSpec
+
+    def parts(self, *, roles: bool = False) -> list[Part]:
+        """Every member as it is now; ``roles`` asks which master leads."""
+        ...
+
+    def client_options(self, group: str) -> dict[str, Any]:
+        """What a client of a group connects with."""
+        ...
+
+    def ensure_running(self, *, wait: bool = True) -> list[str]:
+        """See to it that every member runs, or wait until they do; the names of what was started for that."""
+        ...
+
+    def statuses(self, group: str) -> list[tuple[str, MasterStatus]]:
+        """What each master that answers says of itself."""
+        ...
+
+    def events(self, group: str, since: str) -> list[Event]:
+        """What the masters noticed since a moment of our clock, RFC 3339; by our clock."""
+        ...
+
+    def sizes(self) -> list[tuple[Part, Size]]:
+        """What each member's process holds, of those that can be seen."""
+        ...
+
+    def injection(self, hits: Sequence[Hit], terms: Terms) -> Injecting:
+        """Faults on members, where these run; nothing is touched yet."""
+        ...
 
 
 @dataclass(slots=True)
@@ -58,6 +102,7 @@ class PoolUnderTest:
     spec: PoolSpec
     groups: dict[str, LocalGroup]
     state_dir: Path
+    ledger_dir: Path
 
     def parts(self, *, roles: bool = False) -> list[Part]:
         """Every member as it is now: a restarted one has another pid. ``roles`` asks masters which one leads."""
@@ -118,7 +163,7 @@ class PoolUnderTest:
             "transports_between_hosts": ["tcp"],
         }
 
-    def ensure_running(self) -> list[str]:
+    def ensure_running(self, *, wait: bool = True) -> list[str]:
         """Start what has ended, as its supervisor would; returns the names of what was started."""
         started = []
         for name, group in self.groups.items():
@@ -127,6 +172,52 @@ class PoolUnderTest:
                     group.restart([member.name], timeout_s=START_TIMEOUT_S)
                     started.append(f"{name}/{member.name}")
         return started
+
+    def statuses(self, group: str) -> list[tuple[str, MasterStatus]]:
+        """What each master that answers says of itself."""
+        return masters.statuses(self.groups[group])
+
+    def events(self, group: str, since: str) -> list[Event]:
+        """What the masters noticed since a moment, RFC 3339."""
+        return masters.events(self.groups[group], since)
+
+    def sizes(self) -> list[tuple[Part, Size]]:
+        """What each member's process holds, of those that run."""
+        return [(part, size) for part in self.parts() if (size := size_of(part.pid)) is not None]
+
+    def injection(self, hits: Sequence[Hit], terms: Terms) -> Injection:
+        """
+        Faults on members, by this process.
+
+        Raises:
+            NotInjected: A target does not run.
+            Refused: One has no neighbour.
+        """
+        members = {
+            f"{name}/{one.name}": _asked_where(one)
+            for name, group in self.groups.items()
+            for one in targets.of_group(group)
+        }
+        faults = []
+        for hit in hits:
+            target = members.get(hit.part.name)
+            if target is None:
+                raise NotInjected(f"{hit.part.name} does not run", fix="see its log")
+            control = members.get(hit.control.name) if hit.control is not None else None
+            if control is None:
+                raise without_neighbour(hit.part.name)
+            faults.append(targets.build(hit.call.name, said(hit), target=target, control=control))
+        return Injection(
+            faults,
+            host=LocalHost(),
+            state_dir=self.ledger_dir,
+            lease_s=terms.lease_s,
+            deadline_s=terms.deadline_s,
+            on_state=terms.on_state,
+            verify_timeout_s=terms.verify_timeout_s,
+            name=terms.name,
+            compose=terms.compose,
+        )
 
     def healthy(self) -> str | None:
         """Why a member does not run as it should; None while all do."""
@@ -141,6 +232,25 @@ class PoolUnderTest:
         for name, group in self.groups.items():
             for member in group.require().members:
                 yield f"{name}/{member.name}", member
+
+
+def _asked_where(target: targets.Target) -> targets.Target:
+    """A member of etcd says nothing of its address when it starts: its configuration does."""
+    if target.role != "etcd" or "http" in target.addresses:
+        return target
+    found = yaml.safe_load(Path(target.config_file).read_text())
+    address = str(found["listen-client-urls"]).partition(",")[0].removeprefix("http://")
+    return replace(target, addresses={**target.addresses, "http": address, "listen": address})
+
+
+def said(hit: Hit) -> dict[str, Any]:
+    """The arguments of a fault, without those of the runner's own."""
+    return {key: value for key, value in hit.call.arguments.items() if key != "hold"}
+
+
+def without_neighbour(name: str) -> Refused:
+    """Why a target that is alone is no target."""
+    return Refused(f"{name} has no neighbour that could stay well", fix="give the pool another store")
 
 
 def check_supported(spec: PoolSpec) -> None:
@@ -212,7 +322,7 @@ def started(
         if size_bytes(spec.own_disk):
             stack.callback(_unmount, home)
             _mount(home, size_bytes(spec.own_disk))
-        pool = PoolUnderTest(spec=spec, groups={}, state_dir=home)
+        pool = PoolUnderTest(spec=spec, groups={}, state_dir=home, ledger_dir=state_dir)
         segment_bytes = size_bytes(spec.segment_size)
         timeout_s = START_TIMEOUT_S + START_TIMEOUT_S_PER_GIB * spec.stores * segment_bytes / GIB
         plan = StartPlan(
@@ -275,7 +385,9 @@ def _found(spec: PoolSpec, state_dir: Path) -> Iterator[PoolUnderTest]:
         )
     with lab.inside(made):
         group = lab.LabGroup(state_dir, made)
-        pool = PoolUnderTest(spec=spec, groups={spec.running: group}, state_dir=state_dir)
+        pool = PoolUnderTest(
+            spec=spec, groups={spec.running: group}, state_dir=state_dir, ledger_dir=state_dir
+        )
         trouble = pool.healthy()
         if trouble is not None:
             raise Refused(f"the lab is not well: {trouble}", fix=f"kvops -g {spec.running} restart")
@@ -333,6 +445,11 @@ def group_names(spec: PoolSpec) -> Sequence[str]:
     if spec.running:
         return [spec.running]
     return [f"g{number + 1}" for number in range(spec.groups)]
+
+
+def logical_hosts(spec: PoolSpec) -> list[str]:
+    """The logical hosts of a group's stores and engines; of a group that runs already, its stores'."""
+    return spec.hosts or [f"host-{number}" for number in range(max(spec.engines, spec.stores))]
 
 
 def engine_names(spec: PoolSpec, group: str) -> list[str]:

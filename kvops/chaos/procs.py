@@ -7,9 +7,33 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from kvops.fleet.process import PROC, ProcessIdentity, identify
 
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 PROCESSES_MAX: Final = 256  # of one role
+
+
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process holds."""
+
+    rss_bytes: int
+    fds: int
+    threads: int
+
+
+def size_of(pid: int) -> Size | None:
+    """What a process holds now; None when it has ended, or is not ours to see."""
+    folder = PROC / str(pid)
+    try:
+        return Size(
+            rss_bytes=int((folder / "statm").read_text().split()[1]) * PAGE_BYTES,
+            fds=sum(1 for _ in (folder / "fd").iterdir()),
+            threads=sum(1 for _ in (folder / "task").iterdir()),
+        )
+    except OSError:
+        return None
 
 
 def pids() -> list[int]:

@@ -13,22 +13,19 @@ checkers run. A fault that was not proved is NOT_INJECTED, whatever the clients 
 
 from __future__ import annotations
 
-import fcntl
-import os
 import secrets
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import yaml
 
 from kvops.chaos import probes, telemetry
 from kvops.chaos.client import now_ns
@@ -50,23 +47,32 @@ from kvops.chaos.history import (
     Step,
     read_run,
 )
-from kvops.chaos.lifecycle import FORBIDDEN_ENVIRONMENTS, Injection
+from kvops.chaos.injecting import FORBIDDEN_ENVIRONMENTS, InForce, Injecting, Terms
+from kvops.chaos.ledger import Book, one_at_a_time
 from kvops.chaos.lint import Remark, lint, unsupported
-from kvops.chaos.model import Fault as RealFault
 from kvops.chaos.model import State
 from kvops.chaos.observe import Sampler, cpu_stall_s, write_group_events
 from kvops.chaos.pairing import wanting
-from kvops.chaos.pool import PoolUnderTest, check_supported, group_names, planned_parts, started
+from kvops.chaos.pool import (
+    Part,
+    Pool,
+    check_supported,
+    group_names,
+    logical_hosts,
+    planned_parts,
+    started,
+)
 from kvops.chaos.profiles import load_share, schedule
 from kvops.chaos.resolve import Chosen, choose
 from kvops.chaos.safeguards import Safeguards
-from kvops.chaos.targets import Target
 from kvops.chaos.workload import Stretch, stretch
 from kvops.errors import Aborted, Dirty, KvopsError, NotInjected, Refused, Unsupported, UsageError
 from kvops.fleet.local import LocalGroup
 from kvops.fleet.programs import Command, serve_command
-from kvops.host import LocalHost
 from kvops.timestamps import utc_now
+
+if TYPE_CHECKING:
+    from kvops.chaos.remote_pool import RemoteGroup, Seen
 
 INJECT_AFTER_S: Final = 0.5  # into the window: both arms have begun evenly by then
 TICK_S: Final = 0.05
@@ -112,6 +118,7 @@ class Options:
     command: Command = serve_command
     pool_factory: str = ""  # of the clients
     folder: Path | None = None  # of the pool under test
+    remote: tuple[RemoteGroup, Seen] | None = None  # a group that runs on hosts, instead of a pool of its own
     sham: bool = False
     """Do everything but inject: what is then found wrong is noise. Such a run is never a PASS: nothing was proved."""
     round_of: Callable[[int], Experiment] | None = None
@@ -174,11 +181,13 @@ def duration_s(experiment: Experiment, *, quick: bool) -> float:
     return 5.0 + plan.blocks * len(plan.arms) * stretch_s
 
 
-def errors(experiment: Experiment, *, seed: int | None = None) -> list[Remark]:
-    """What refuses an experiment."""
+def errors(
+    experiment: Experiment, *, seed: int | None = None, parts: Sequence[Part] | None = None
+) -> list[Remark]:
+    """What refuses an experiment, on a pool of its own or on a group with these members."""
     from kvops.chaos.faults import catalogue
 
-    return [one for one in lint(experiment, catalogue(), seed=seed) if one.severity == "error"]
+    return [one for one in lint(experiment, catalogue(), seed=seed, parts=parts) if one.severity == "error"]
 
 
 def refuse(remarks: Sequence[Remark], *, source: str) -> None:
@@ -195,32 +204,6 @@ def refuse(remarks: Sequence[Remark], *, source: str) -> None:
     more = f" (and {len(remarks) - 1} more: kvops chaos validate)" if len(remarks) > 1 else ""
     kind = Refused if first.guard else UsageError
     raise kind(f"{source}: {first.text}{more}", fix=first.fix or "correct the file")
-
-
-@contextmanager
-def one_at_a_time(state_dir: Path, run_id: str) -> Iterator[None]:
-    """
-    Be the only experiment under a state folder; the kernel gives it up when we die.
-
-    Raises:
-        Refused: Another one runs.
-    """
-    folder = state_dir / "chaos"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle = os.open(folder / "runner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            other = os.pread(handle, 100, 0).decode("ascii", "replace").strip() or "unknown"
-            raise Refused(
-                f"experiment {other} is running", fix="wait for it, or end it: kvops chaos abort"
-            ) from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, run_id.encode(), 0)
-        yield
-    finally:
-        os.close(handle)
 
 
 def run(experiment: Experiment, options: Options, *, say: Say = lambda step, text: None) -> Ran:
@@ -242,39 +225,57 @@ def run(experiment: Experiment, options: Options, *, say: Say = lambda step, tex
             fix="add an action of kvops.chaos.faults: see kvops chaos catalog, and kvops chaos validate",
         )
     missing = unsupported(experiment)
-    wrong = [one for one in errors(experiment, seed=seed) if not _no_baseline(one)]
+    parts = options.remote[1].parts if options.remote is not None else None
+    wrong = [one for one in errors(experiment, seed=seed, parts=parts) if not _no_baseline(one)]
     refuse(wrong, source=source)
     run_id = f"{datetime.now(UTC).strftime('%m%dT%H%M%S')}-{seed}-{secrets.token_hex(2)}"
-    with one_at_a_time(options.state_dir, run_id):
-        _refuse_environment(experiment, options.state_dir)
-        from kvops.chaos.ledger import Book
-
+    with one_at_a_time(options.state_dir, run_id), ExitStack() as stack:
+        _refuse_environment(experiment, options.state_dir, options.remote)
         Book(options.state_dir).refuse_if_not_ready()
+        pool: Pool | None = None
+        if options.remote is not None:
+            from kvops.chaos.remote_pool import RemotePool
+
+            group, seen = options.remote
+            kept = stack.enter_context(group.reserved(run_id, seen.parts))
+            pool = RemotePool(experiment.ours.pool, group, seen, kept)
         folder = options.runs_dir / run_id
         folder.mkdir(parents=True, mode=0o700)
         with HistoryWriter(
             folder / "runner.jsonl", name="runner", sync=True, reserve_bytes=RESERVE_BYTES
         ) as writer:
-            return _Runner(experiment, options, run_id, folder, writer, seed=seed, say=say).run(missing)
+            runner = _Runner(experiment, options, run_id, folder, writer, seed=seed, say=say, pool=pool)
+            return runner.run(missing)
 
 
 def _no_baseline(remark: Remark) -> bool:
     return remark.rule == "baseline" and "no baseline" in remark.text
 
 
-def _refuse_environment(experiment: Experiment, state_dir: Path) -> None:
+def _refuse_environment(
+    experiment: Experiment, state_dir: Path, remote: tuple[RemoteGroup, Seen] | None
+) -> None:
     wanted, running = experiment.ours.environment, experiment.ours.pool.running
-    # A pool of the experiment's own is always local; one of a lab says itself what it is.
-    here = LocalGroup(state_dir, running).require().environment if running else "local"
+    if remote is not None:
+        group, seen = remote
+        group.refuse(seen.parts)
+        here, labels = group.environment, group.labels(seen.parts)
+    else:
+        # A pool of the experiment's own is always local; one of a lab says itself what it is.
+        here = LocalGroup(state_dir, running).require().environment if running else "local"
+        labels = {here}
     if here.lower() in FORBIDDEN_ENVIRONMENTS:
         raise Refused(f"group {running} is labelled {here}: no faults there", fix="use a staging group")
     if wanted.must_match not in ("", here):
         raise Refused(
             f"the experiment is for {wanted.must_match!r} (environment.must_match), its pool here is {here!r}",
-            fix="correct environment.must_match if it may run on this machine",
+            fix="correct environment.must_match if it may run on this machine"
+            if remote is None
+            else f"write must_match: {here} if it may run there; kvops -g local chaos run takes a pool of its own",
         )
-    if here in wanted.forbid_labels:
-        raise Refused(f"environment.forbid_labels names {here!r}", fix="run it elsewhere")
+    forbidden = sorted(labels & set(wanted.forbid_labels))
+    if forbidden:
+        raise Refused(f"environment.forbid_labels names {forbidden[0]!r}", fix="run it elsewhere")
 
 
 class _Runner:
@@ -290,7 +291,20 @@ class _Runner:
         *,
         seed: int,
         say: Say,
+        pool: Pool | None = None,
     ) -> None:
+        """
+        Args:
+            experiment: What to run.
+            options: How.
+            run_id: Names it.
+            folder: Of its history.
+            writer: Of the runner's own part of it.
+            seed: Of every choice.
+            say: Told of each step.
+            pool: A group that runs already; one is started, and stopped again, by default.
+        """
+        self._given = pool
         self._experiment = experiment
         self._options = options
         self._ours = experiment.ours
@@ -309,9 +323,8 @@ class _Runner:
             msgspec.structs.replace(self._ours.workload, seed=seed, warmup=self._plan.warmup_s)
         )
         self._chosen: Chosen | None = None
-        self._pool: PoolUnderTest | None = None
         self._sampler: Sampler | None = None
-        self._injection: Injection | None = None
+        self._injection: Injecting | None = None
         self._block = 0
         self._began_s = time.monotonic()
         self._ran = Ran(run_id=run_id, folder=folder, end=End.COMPLETED, why="")
@@ -330,8 +343,9 @@ class _Runner:
                 if Arm.BASELINE not in self._ours.workload.arms:
                     self._end(End.NOT_STEADY, "the experiment has no baseline arm: nothing to compare with")
                 else:
-                    check_supported(self._pool_spec)
-                    self._check_machine()
+                    if self._given is None:
+                        check_supported(self._pool_spec)
+                        self._check_machine()
                     self._run()
             except Unsupported as error:
                 self._end(End.UNSUPPORTED, str(error))
@@ -363,7 +377,7 @@ class _Runner:
     def _run(self) -> None:
         with ExitStack() as stack:
             self._step("start", self._pool_text())
-            self._pool = pool = stack.enter_context(
+            pool: Pool = self._given or stack.enter_context(
                 started(
                     self._pool_spec,
                     state_dir=self._options.state_dir,
@@ -380,7 +394,7 @@ class _Runner:
             self._run_again(pool)
             sampler.take("quiet")
 
-    def _run_block(self, pool: PoolUnderTest, block: int) -> bool:
+    def _run_block(self, pool: Pool, block: int) -> bool:
         """Every arm once; whether to go on."""
         self._block = block
         for arm in ARM_ORDERS[block % 2]:
@@ -400,7 +414,7 @@ class _Runner:
                 return False
         return True
 
-    def _run_again(self, pool: PoolUnderTest) -> None:
+    def _run_again(self, pool: Pool) -> None:
         """Further blocks for those in which the machine stalled; a few, and then the data are too few."""
         if self._options.round_of is not None:
             return  # a soak's rounds are all different
@@ -415,6 +429,9 @@ class _Runner:
 
     def _pool_text(self) -> str:
         spec = self._pool_spec
+        if self._given is not None:
+            text = f"{spec.running} on {len(spec.hosts)} logical hosts: {spec.masters} master, {spec.stores} stores"
+            return f"{text}, {spec.placement}; {spec.engines} engines here"
         groups = f"{spec.groups} groups of " if spec.groups > 1 else ""
         where = ", each on a node of its own" if spec.network == "lab" else ""
         return f"{groups}{spec.masters} master, {spec.stores} stores, {spec.engines} engines, {spec.placement}{where}"
@@ -432,13 +449,15 @@ class _Runner:
         spec, scope, expect = self._pool_spec, self._ours.scope, self._ours.expect
         chosen = None
         if not self._options.sham:
-            chosen = choose(self._experiment, planned_parts(spec), seed=self._seed)
+            remote = self._options.remote
+            parts = remote[1].parts if remote is not None else planned_parts(spec)
+            chosen = choose(self._experiment, parts, seed=self._seed)
         self._chosen = chosen
         calls = self._experiment.faults
         domains = [
-            Domain(name=f"{group}/host-{number}", group=group, hosts=(f"host-{number}",))
+            Domain(name=f"{group}/{host}", group=group, hosts=(host,))
             for group in group_names(spec)
-            for number in range(max(spec.engines, spec.stores))
+            for host in logical_hosts(spec)
         ]
         self._writer.write(
             Run(
@@ -450,7 +469,7 @@ class _Runner:
                 load_share=round(self._load_share(), 3),
                 started_at=utc_now(),
                 group=",".join(group_names(spec)),
-                environment="local",
+                environment=self._options.remote[0].environment if self._options.remote else "local",
                 fault=SHAM if self._options.sham else ",".join(dict.fromkeys(call.name for call in calls)),
                 target=",".join(dict.fromkeys(hit.part.name for hit in chosen.hits)) if chosen else "",
                 placement=spec.placement,
@@ -504,7 +523,7 @@ class _Runner:
         running = self._ours.pool.running
         words = [f"kvops -g {running}" if running else "kvops", "chaos run"]
         words += [self._options.source or "EXPERIMENT", f"--seed {self._seed}"]
-        words += ["--lab"] * bool(running)
+        words += ["--lab"] * (bool(running) and self._given is None)
         words += ["--quick"] * self._options.quick
         words += [f"--without {','.join(self._options.without)}"] * bool(self._options.without)
         return " ".join(words)
@@ -516,10 +535,10 @@ class _Runner:
     # Stretches
 
     @contextmanager
-    def _stretch(self, pool: PoolUnderTest, arm: Arm, block: int) -> Iterator[Stretch]:
+    def _stretch(self, pool: Pool, arm: Arm, block: int) -> Iterator[Stretch]:
         options = {
             group: {**pool.client_options(group), **self._safeguards.client_options()}
-            for group in pool.groups
+            for group in group_names(self._pool_spec)
         }
         with stretch(
             self._pool_spec,
@@ -548,7 +567,7 @@ class _Runner:
                 )
                 write_group_events(pool, self._writer, since_ns=one.start_ns, block=block)
 
-    def _quiet(self, pool: PoolUnderTest, arm: Arm, block: int) -> None:
+    def _quiet(self, pool: Pool, arm: Arm, block: int) -> None:
         with self._stretch(pool, arm, block) as one:
             self._finish(one)
         rows = self._rows(arm, block)
@@ -598,32 +617,23 @@ class _Runner:
 
     # The fault
 
-    def _build(self, pool: PoolUnderTest) -> list[RealFault]:
-        from kvops.chaos import targets
-
-        experiment = self._of_block(self._block)
+    def _build(self, pool: Pool, block: int) -> Injecting:
+        """The block's faults on the members as they are now; nothing is touched."""
+        limits = self._ours.deadlines
         self._chosen = chosen = choose(
-            experiment, pool.parts(roles=True), seed=self._seed + 7_919 * self._rounds()
+            self._of_block(block), pool.parts(roles=True), seed=self._seed + 7_919 * self._rounds()
         )
-        members = {
-            f"{name}/{one.name}": _asked_where(one)
-            for name, group in pool.groups.items()
-            for one in targets.of_group(group)
-        }
-        faults = []
-        for hit in chosen.hits:
-            target = members.get(hit.part.name)
-            if target is None:
-                raise NotInjected(f"{hit.part.name} does not run", fix="see its log")
-            control = members.get(hit.control.name) if hit.control is not None else None
-            if control is None:
-                raise Refused(
-                    f"{hit.part.name} has no neighbour that could stay well",
-                    fix="give the pool another store",
-                )
-            arguments = {key: value for key, value in hit.call.arguments.items() if key != "hold"}
-            faults.append(targets.build(hit.call.name, arguments, target=target, control=control))
-        return faults
+        return pool.injection(
+            chosen.hits,
+            Terms(
+                name=f"{self._ran.run_id}-b{block}",
+                lease_s=seconds(limits.lease),
+                deadline_s=self._fault_s(block) + seconds(limits.undo) + UNDO_SLACK_S,
+                verify_timeout_s=seconds(self._ours.verify.timeout),
+                on_state=lambda state, detail: self._on_state(block, state, detail),
+                compose=self._ours.compose,
+            ),
+        )
 
     def _of_block(self, block: int) -> Experiment:
         return self._experiment if self._options.round_of is None else self._options.round_of(block)
@@ -647,16 +657,11 @@ class _Runner:
             if missing is not None:
                 raise Unsupported(f"{call.name} cannot be done here: {missing}", fix="kvops chaos doctor")
 
-    def _check_available(self, pool: PoolUnderTest) -> None:
-        host = LocalHost()
-        for one in self._build(pool):
-            reason = one.unavailable(host)
-            if reason is not None:
-                raise Unsupported(
-                    f"{one.name} cannot be done on {one.target.name}: {reason}", fix="kvops chaos doctor"
-                )
+    def _check_available(self, pool: Pool) -> None:
+        with self._build(pool, self._block) as injection:
+            injection.check()
 
-    def _fault(self, pool: PoolUnderTest, block: int) -> None:
+    def _fault(self, pool: Pool, block: int) -> None:
         try:
             with self._stretch(pool, Arm.FAULT, block) as one:
                 self._wait_until(one.window_start_ns + round(INJECT_AFTER_S * 1e9), one, None)
@@ -665,10 +670,13 @@ class _Runner:
                 else:
                     self._inject_and_hold(pool, one, block)
                 self._finish(one)
-        finally:
-            started_again = pool.ensure_running()
-            if started_again:
-                self._step("start", f"{', '.join(started_again)} started again")
+        except BaseException:
+            with suppress(KvopsError):  # what happened says more
+                pool.ensure_running(wait=False)
+            raise
+        started_again = pool.ensure_running()
+        if started_again:
+            self._step("start", f"{', '.join(started_again)} started again")
         rows = self._rows(Arm.FAULT, block)
         text = f"{len(rows)} requests, success {_percent(probes.success_rate(rows))}"
         self._step("recover", f"{text}, hit {_percent(probes.hit_ratio(rows))}")
@@ -683,20 +691,8 @@ class _Runner:
         for state in (FaultState.UNDOING, FaultState.CLEAN):
             self._writer.write(msgspec.structs.replace(row, state=state, t_ns=now_ns()))
 
-    def _inject_and_hold(self, pool: PoolUnderTest, one: Stretch, block: int) -> None:
-        limits = self._ours.deadlines
-        faults = self._build(pool)
-        self._injection = injection = Injection(
-            faults,
-            host=LocalHost(),
-            state_dir=self._options.state_dir,
-            lease_s=seconds(limits.lease),
-            deadline_s=self._fault_s(block) + seconds(limits.undo) + UNDO_SLACK_S,
-            on_state=lambda state, detail: self._on_state(faults, block, state, detail),
-            verify_timeout_s=seconds(self._ours.verify.timeout),
-            name=f"{self._ran.run_id}-b{block}",
-            compose=self._ours.compose,
-        )
+    def _inject_and_hold(self, pool: Pool, one: Stretch, block: int) -> None:
+        self._injection = injection = self._build(pool, block)
         guards = GuardThread(self._watcher(one))
         guards.start()
         try:
@@ -714,7 +710,7 @@ class _Runner:
                 self._step(
                     "clean",
                     f"before = after, undone in {proof.undo_s:.2f} s by {proof.by}",
-                    commands=[result.step.command() for result in proof.steps],
+                    commands=proof.commands,
                 )
                 if why:
                     raise _Abort(why)
@@ -722,7 +718,7 @@ class _Runner:
             guards.stop()
             self._injection = None
 
-    def _hold(self, injection: Injection, guards: GuardThread, one: Stretch) -> str:
+    def _hold(self, injection: Injecting, guards: GuardThread, one: Stretch) -> str:
         """Keep the fault until its time is over; returns why it ended early, if it did."""
         end_s = time.monotonic() + self._fault_s(self._block)
         recheck_s = seconds(self._ours.verify.recheck)
@@ -752,6 +748,7 @@ class _Runner:
         if checker is not None:
             checker.join()
             checker.raise_error()
+        injection.beat()  # a guardian that has ended since the last one has ended the fault as well
         return ""
 
     def _blind(self) -> str:
@@ -781,27 +778,27 @@ class _Runner:
             if dead:
                 raise _Abort(f"{LOST}: clients {', '.join(dead)} ended before the fault")
 
-    def _on_state(self, faults: Sequence[RealFault], block: int, state: State, detail: str) -> None:
+    def _on_state(self, block: int, state: State, detail: str) -> None:
         kind = _FAULT_STATES.get(state)
-        if kind is None:
+        if kind is None or self._injection is None:
             return
-        injection = self._injection
+        faults: Sequence[InForce] = self._injection.in_force
         share = self._chosen.capacity_share if self._chosen is not None else 0.0
         for one in faults:
             commands: tuple[str, ...] = ()
             if kind in (FaultState.UNDOING, FaultState.DIRTY):
-                commands = tuple(step.command() for step in one.undo())
+                commands = one.undo
             self._writer.write(
                 Fault(
                     state=kind,
                     t_ns=now_ns(),
-                    fault=one.name,
-                    target=one.target.name,
-                    group=one.target.group,
-                    host=one.target.host,
+                    fault=one.fault,
+                    target=one.target,
+                    group=one.group,
+                    host=one.host,
                     block=block,
                     capacity_share=share / len(faults),
-                    lost_share=lost_share(one),
+                    lost_share=one.lost_share,
                     proof=tuple(part for part in detail.split("; ") if part)
                     if kind is FaultState.ACTIVE
                     else (),
@@ -809,10 +806,8 @@ class _Runner:
                     why=detail if kind is FaultState.DIRTY else "",
                 )
             )
-        if kind is FaultState.INJECTING and injection is not None:
-            self._say(
-                "inject", ", ".join(f"{one.name} {one.target.group}/{one.target.name}" for one in faults)
-            )
+        if kind is FaultState.INJECTING:
+            self._say("inject", ", ".join(f"{one.fault} {one.group}/{one.target}" for one in faults))
 
     # Signals
 
@@ -832,8 +827,8 @@ class _Runner:
             if len(seen) == 1:
                 raise _Interrupted(signum)
             injection = self._injection
-            if injection is not None and injection.experiment is not None:
-                injection.experiment.ask_abort("interrupted twice")
+            if injection is not None:
+                injection.ask_abort("interrupted twice")
 
         before = {one: signal.signal(one, end) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
@@ -843,19 +838,10 @@ class _Runner:
                 signal.signal(signum, handler)
 
 
-def _asked_where(target: Target) -> Target:
-    """A member of etcd says nothing of its address when it starts: its configuration does."""
-    if target.role != "etcd" or "http" in target.addresses:
-        return target
-    found = yaml.safe_load(Path(target.config_file).read_text())
-    address = str(found["listen-client-urls"]).partition(",")[0].removeprefix("http://")
-    return replace(target, addresses={**target.addresses, "http": address, "listen": address})
-
-
 class _Recheck:
     """A proof that the fault is still there, on a thread of its own: a guard's trip must not wait for it."""
 
-    def __init__(self, injection: Injection) -> None:
+    def __init__(self, injection: Injecting) -> None:
         self._injection = injection
         self._error: KvopsError | None = None
         self._thread = threading.Thread(target=self._run, name="chaos-recheck", daemon=True)
@@ -880,11 +866,6 @@ class _Recheck:
             self._injection.recheck()
         except KvopsError as error:
             self._error = error
-
-
-def lost_share(fault: RealFault) -> float:
-    """The share of the time that a target is gone: a starved one for what it is not given."""
-    return 1.0 - float(getattr(fault, "cpu_share", 0.0))
 
 
 def within(value: float, tolerance: Any) -> bool:

@@ -19,7 +19,7 @@ import msgspec
 from kvops.chaos.client import ClientSpec, now_ns
 from kvops.chaos.experiment import PoolSpec, Workload, seconds, size_bytes
 from kvops.chaos.history import Arm
-from kvops.chaos.pool import engine_names, group_names
+from kvops.chaos.pool import engine_names, group_names, logical_hosts
 from kvops.chaos.profiles import schedule
 from kvops.errors import ConfigError, Unreachable
 from kvops.fleet.programs import daemon_environment
@@ -193,6 +193,7 @@ def client_specs(
     page_bytes = size_bytes(workload.page_size)
     l2_pages = size_bytes(workload.l2_size) // page_bytes
     deadline_ms = round(seconds(workload.deadline) * 1000)
+    hosts = logical_hosts(pool)
     specs: list[ClientSpec] = []
     for number, group in enumerate(group_names(pool)):
         plan = schedule(
@@ -211,7 +212,7 @@ def client_specs(
                 ClientSpec(
                     name=name,
                     group=group,
-                    host=f"host-{index}",
+                    host=hosts[index % len(hosts)],
                     arm=arm,
                     block=block,
                     history=str(folder / f"{arm.value}-{block}-{name}.jsonl"),

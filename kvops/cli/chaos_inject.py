@@ -109,7 +109,7 @@ def command(
 
 def _refuse_label(configuration: Configuration, group: str) -> None:
     """A label in our own configuration holds for the group's hosts, whatever these say of themselves."""
-    from kvops.chaos.lifecycle import FORBIDDEN_ENVIRONMENTS
+    from kvops.chaos.injecting import FORBIDDEN_ENVIRONMENTS
 
     context = configuration.context(group)
     if context is None:

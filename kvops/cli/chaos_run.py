@@ -9,15 +9,20 @@ import click
 from kvops.cli import options
 from kvops.cli.chaos_where import state_dir
 from kvops.cli.context import load_configuration
+from kvops.cli.hosts import SshSaid, ssh_options
 from kvops.cli.options import DURATION_MS, PATH, Settings
 from kvops.cli.output import Output, printable
+from kvops.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kvops.chaos.experiment import Experiment
     from kvops.chaos.history import RunRecord
+    from kvops.chaos.remote_pool import RemoteGroup, Seen
     from kvops.chaos.runner import Ran
     from kvops.chaos.verdict import Judgement
+    from kvops.cli.context import Target
 
 RUNS: Final = "runs"
 EXIT_LEFT_BEHIND: Final = 4
@@ -38,6 +43,7 @@ EXIT_INTERRUPTED: Final = 130
 @click.option("--runs", "runs_dir", type=PATH, default=RUNS, show_default=True, help="Where histories go.")
 @click.option("--lab", "in_lab", is_flag=True, help="On this group's lab, which is up (kvops chaos lab up).")
 @click.option("--yes", is_flag=True, help="Ask nothing: pools of an experiment's own never ask anyway.")
+@ssh_options
 @click.pass_obj
 def command(
     settings: Settings,
@@ -49,11 +55,16 @@ def command(
     runs_dir: Path,
     in_lab: bool,
     yes: bool,
+    ssh: SshSaid,
 ) -> int:
     r"""
     Run an experiment on a pool of its own: inject, prove, hold, undo, prove again, judge.
 
     With --lab it is run on the nodes of this group's lab, each with an address of its own; the lab stays up.
+
+    When the group is a context (-g), it is run on that group, which serves on hosts of the context's inventory: load
+    comes from here, faults are injected, guarded and undone on the hosts over SSH, each with kvops on its PATH. The
+    file's environment.must_match must be the context's environment; production and protected groups are refused.
 
     Ctrl-C undoes; a second one has the guardian undo at once. The exit code is the verdict's: 0 PASS, 1 FAIL,
     4 DIRTY, 10 BASELINE_NOT_STEADY, 11 NOT_INJECTED, 12 ABORTED, 13 UNKNOWN, 14 UNSUPPORTED, 130 interrupted.
@@ -63,6 +74,7 @@ def command(
       kvops chaos run playbooks/experiments/store-pause.yaml
       kvops chaos run playbooks/experiments/store-kill.yaml --without local-first
       kvops chaos lab up && kvops chaos run playbooks/experiments/store-oneway.yaml --lab
+      kvops -g staging-b chaos run store-pause-staging.yaml --quick --inventory fleet.yaml
     """
     from dataclasses import replace
 
@@ -87,6 +99,9 @@ def command(
         group = str(load_configuration(settings).group.value)
         experiment = on_lab(experiment, state_dir(settings), group)
         Safeguards(names).pool(experiment.ours.pool)  # what a lab cannot do without is refused, too
+    there = None if in_lab else _remote(settings, ssh)
+    if there is not None:
+        experiment, group = _on_group(there, experiment, names, seed=seed, yes=yes), there[0].label
     options_ = Options(
         state_dir=state_dir(settings),
         runs_dir=runs_dir,
@@ -94,6 +109,7 @@ def command(
         seed=seed,
         quick=quick,
         max_duration_s=None if max_duration is None else max_duration / 1000,
+        remote=None if there is None else there[1:],
     )
     expected_s = duration_s(experiment, quick=quick) * (2 if names else 1)
     out.header(group, f"{experiment.title}   about {human_age(expected_s)}")
@@ -119,6 +135,70 @@ def command(
         out.raw_json(made)
     last = sides[-1].judgement.exit_code  # what the first one proves stands, unless the second leaves trouble
     return last if last in (EXIT_LEFT_BEHIND, EXIT_INTERRUPTED) else judged.exit_code
+
+
+def _remote(settings: Settings, ssh: SshSaid) -> tuple[Target, RemoteGroup, Seen] | None:
+    """The group on hosts that is meant, and how its masters have it; None when the group is no context."""
+    configuration = load_configuration(settings)
+    name = str(configuration.group.value)
+    if configuration.context(name) is None:
+        return None
+    from kvops.chaos.remote_pool import RemoteGroup
+    from kvops.cli.context import resolve
+    from kvops.cli.hosts import find_inventory, find_logins
+
+    target = resolve(settings)
+    inventory = find_inventory(settings, ssh)
+    if inventory is None:
+        raise UsageError(
+            f"context {name} has no inventory: its hosts cannot be reached",
+            fix="add inventory: FILE to it, or --inventory; or take a pool of its own: kvops -g local chaos run",
+        )
+    target.secret()
+    assert target.secret_file is not None
+    group = RemoteGroup(
+        name=target.name,
+        environment=target.environment,
+        protect=target.protect,
+        masters=tuple(target.require_masters()),
+        control=tuple(target.control),
+        secret_file=str(target.secret_file),
+        hosts=inventory.hosts,
+        logins={login.name: login for login in find_logins(settings, list(inventory.hosts), ssh)},
+    )
+    group.refuse()
+    return target, group, group.look()
+
+
+def _on_group(
+    there: tuple[Target, RemoteGroup, Seen],
+    experiment: Experiment,
+    without: tuple[str, ...],
+    *,
+    seed: int | None,
+    yes: bool,
+) -> Experiment:
+    """The experiment on that group, once its cost is agreed to."""
+    from kvops.chaos.remote_pool import on_group
+    from kvops.chaos.resolve import choose
+    from kvops.cli.guard import confirm
+
+    target, group, seen = there
+    if "local-first" in without:
+        raise UsageError(
+            f"the placement of {group.name} is its masters' own: --without cannot change it",
+            fix="leave local-first out, or run on a pool of its own: kvops -g local chaos run",
+        )
+    experiment = on_group(experiment, group, seen)
+    chosen = choose(experiment, seen.parts, seed=experiment.ours.workload.seed if seed is None else seed)
+    hit = ", ".join(dict.fromkeys(f"{one.part.member} on {one.part.machine}" for one in chosen.hits))
+    confirm(
+        target,
+        f"{experiment.title}: {hit}, {chosen.capacity_share:.0%} of its capacity while it lasts",
+        yes=yes,
+        share=chosen.capacity_share,
+    )
+    return experiment
 
 
 def teller(settings: Settings) -> Any:

@@ -190,8 +190,9 @@ def test_its_own_path_is_not_cut(ssh: SshHost, book: Book, fault: str) -> None:
     before = len(book.experiments())
     sshd = Order(fault=fault, target="sshd", group=GROUP, control="server-1")
 
-    with RemoteInjection(ssh, sshd) as one, pytest.raises(Refused, match="cut kvops off"):
-        one.inject()
+    for touch in (RemoteInjection.check, RemoteInjection.inject):
+        with RemoteInjection(ssh, sshd) as one, pytest.raises(Refused, match="cut kvops off"):
+            touch(one)
 
     assert len(book.experiments()) == before
 
