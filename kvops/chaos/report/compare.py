@@ -146,15 +146,7 @@ def rows(sides: Sequence[Side]) -> list[tuple[str, list[str]]]:
         row("hits with it %", hits(Arm.FAULT), "{:.1f}"),
         *_by_domain(sides),
         row("tokens computed again", [_recomputed(one.record) for one in sides], "{:,}"),
-        (
-            "S",
-            [
-                "–"
-                if one.spread is None
-                else f"{one.spread:g}{' (not concluded)' * (one.spread_verdict is Verdict.UNKNOWN)}"
-                for one in numbers
-            ],
-        ),
+        ("S", [_spread(one) for one in numbers]),
         row("amplification", [one.amplification for one in numbers], "{:.2f}"),
         row("failed", [one.harmed.get("failed") for one in numbers], "{:,}"),
         row("late", [one.harmed.get("late") for one in numbers], "{:,}"),
@@ -194,6 +186,13 @@ def _by_domain(sides: Sequence[Side]) -> list[tuple[str, list[str]]]:
         (f"degraded at {name}{' (hit)' * (name in hit)}", cells)
         for name, cells in sorted(texts.items())[:DOMAINS_MAX]
     ]
+
+
+def _spread(one: Containment) -> str:
+    """S, in as few letters as a telephone has room for."""
+    if one.spread is None:
+        return "–"
+    return "not concluded" if one.spread_verdict is Verdict.UNKNOWN else f"{one.spread:g}"
 
 
 def _recomputed(record: RunRecord) -> int:
