@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from hosts import Fleet, fleet_of
+
+from tests.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 TIMED = "round trip"  # all these hosts share one machine: when it is busy, any of them may look slow
@@ -47,6 +50,18 @@ def _matrix(fleet: Fleet, *args: str) -> tuple[int, Any]:
     return done.returncode, json.loads(done.stdout)
 
 
+def _commands(fleet: Fleet, name: str) -> list[str]:
+    """What runs on a host now."""
+    pids = subprocess.run(
+        ["ip", "netns", "pids", fleet.namespace(name)], capture_output=True, text=True, check=True
+    )
+    found = []
+    for pid in pids.stdout.split():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found.append(Path(f"/proc/{pid}/comm").read_text().strip())
+    return found
+
+
 def test_every_pair_of_interfaces(fleet: Fleet) -> None:
     """All pairs answer by TCP, UDP and ICMP on their rail, whole packets pass, and no prober stays on a host."""
     code, document = _matrix(fleet, "--probe", "tcp,udp,icmp,mtu")
@@ -58,15 +73,7 @@ def test_every_pair_of_interfaces(fleet: Fleet) -> None:
     assert [row for row in document["odd"] if row["metric"] != TIMED] == []
     assert code == (1 if document["odd"] else 0)
     for name in fleet.names:
-        pids = subprocess.run(
-            ["ip", "netns", "pids", fleet.namespace(name)], capture_output=True, text=True, check=True
-        )
-        commands = [
-            Path(f"/proc/{pid}/comm").read_text().strip()
-            for pid in pids.stdout.split()
-            if Path(f"/proc/{pid}").exists()
-        ]
-        assert "python3" not in commands
+        until(lambda name=name: "python3" not in _commands(fleet, name), f"no prober stays on {name}")
 
 
 def test_who_stands_out_is_named(fleet: Fleet) -> None:
