@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvops.errors import AuthFailed, ConfigError, Refused, Unreachable
+from kvops.store import coord
 from kvops.store.coord import EtcdAccess, GroupKeys
 from kvops.store.election import SILENCE, Campaign, Claim, Grant, Look, Members, Op, Seen
 from tests.etcd import EtcdCluster, authority, needs_etcd
@@ -137,6 +138,28 @@ def test_a_password_that_is_wrong_is_told_from_silence(how: str) -> None:
             opened(access)
 
     assert "etcd_user" in caught.value.fix
+
+
+def test_a_late_login_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password that etcd was too busy to look at in time is shown again, not taken for a wrong one."""
+    real, asked = coord.etcd3.etcdrpc.AuthStub, []
+
+    class LateAtFirst:
+        def __init__(self, channel: Any) -> None:
+            self._stub = real(channel)
+
+        def Authenticate(self, request: Any, timeout_s: float) -> Any:
+            asked.append(timeout_s)
+            return self._stub.Authenticate(request, timeout_s if len(asked) > 1 else 1e-6)
+
+    monkeypatch.setattr(coord.etcd3.etcdrpc, "AuthStub", LateAtFirst)
+    with closing(EtcdCluster(members=1)) as etcd:
+        etcd.demand_password("right")
+        access = EtcdAccess(endpoints=etcd.endpoints, user="root", password="right")
+        with closing(opened(access)) as keys:
+            answered(keys, Look())
+
+    assert len(asked) >= 2
 
 
 def test_a_restarted_etcd_is_logged_in_to_again() -> None:
