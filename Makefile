@@ -34,11 +34,15 @@ types: $(STAMP)
 
 # Tests that start processes wait for most of their time; the others only calculate, and have the other core. Both
 # are run to their end, and the second part's report is printed below the first's. A test with processes that failed
-# beside all that is run once more by itself, and said to have been: failing twice it fails the whole.
+# beside all that is run once more by itself, and said to have been: failing twice it fails the whole. Each part has
+# temporary folders of its own: pytest clears up those of earlier runs, and stumbles over a run beside it.
 pytest: $(STAMP)
-	@nice -n 5 $(BIN)/pytest -m 'not process' -p no:cacheprovider >$(VENV)/calculating.log 2>&1 & calculating=$$!; \
+	@temporary=$$(mktemp -d); \
+	nice -n 5 $(BIN)/pytest -m 'not process' -p no:cacheprovider --basetemp "$$temporary/c" \
+	  >$(VENV)/calculating.log 2>&1 & calculating=$$!; \
 	$(BIN)/pytest -m process; code=$$?; \
 	wait $$calculating; calculated=$$?; \
+	rm -rf "$$temporary"; \
 	cat $(VENV)/calculating.log; \
 	if [ $$code = 1 ]; then \
 	  echo "[again] what failed above beside other work, by itself"; \

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from kvops.files import write_private
 from kvops.notify import Receiver
 from kvops.store.client import Pool
 from kvops.store.model import StoreInfo, StoreState
+from tests import ports
 from tests.waiting import WAIT_S, until
 
 SEGMENT_BYTES = 32 << 20
@@ -56,6 +59,16 @@ class Member:
         """Whether its process runs, or is stopped."""
         return self.process is not None and self.process.poll() is None
 
+    def answers(self) -> bool:
+        """Whether it says over HTTP that it is ready, or why not: its threads run."""
+        try:
+            urllib.request.urlopen(f"http://{self.addresses['http']}/ready", timeout=WAIT_S).close()
+        except urllib.error.HTTPError as answer:
+            answer.close()
+        except OSError:
+            return False
+        return True
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal; after SIGSTOP and SIGKILL wait until it has taken effect."""
         assert self.process is not None
@@ -89,6 +102,10 @@ class LocalPool:
         self.secret_file = self.base / "secret"
         write_private(self.secret_file, os.urandom(32).hex().encode())
         common = {"group": "local", "secret_file": str(self.secret_file)}
+        self._held = [
+            ports.hold() for _ in range(2 * masters)
+        ]  # of a master that is down they are still its own
+        free = [f"127.0.0.1:{ports.number(held)}" for held in self._held]
         of_each = [etcd if isinstance(etcd[0], str) else etcd[i] for i in range(masters)] if etcd else []
         self.masters = [
             Member(
@@ -97,7 +114,8 @@ class LocalPool:
                 common
                 | self._paths(f"master-{i}")
                 | ({"etcd": of_each[i], "etcd_ttl_s": ttl_s} if etcd else {})
-                | {"name": f"master-{i}", "host": f"host-{i}"},
+                | {"name": f"master-{i}", "host": f"host-{i}"}
+                | {"listen": free[2 * i], "control": free[2 * i + 1]},
             )
             for i in range(masters)
         ]
@@ -153,10 +171,6 @@ class LocalPool:
                     if notice.ready and notice.pid in waiting:
                         member = waiting.pop(notice.pid)
                         member.addresses = notice.addresses
-        for master in self.masters:
-            if master in members:  # a restarted master is found where it was
-                master.config["listen"] = master.addresses["listen"]
-                master.config["control"] = master.addresses["control"]
 
     @property
     def addresses(self) -> list[str]:
@@ -178,6 +192,7 @@ class LocalPool:
         for member in (*self.masters, *self.stores):
             if member.alive and member.stopped:
                 member.send(signal.SIGCONT)
+                until(member.answers, f"{member.name} goes on")
         self.start(*[master for master in self.masters if not master.alive])
         self.start(*[store for store in self.stores if not store.alive])
         self.wait_ready(*self.stores)
@@ -213,6 +228,8 @@ class LocalPool:
             if member.process is not None:
                 member.process.kill()
                 member.process.wait(WAIT_S)
+        for held in self._held:
+            held.close()
         shutil.rmtree(self.base, ignore_errors=True)
 
     # Its clients.

@@ -559,8 +559,11 @@ def _enter(inode: int) -> str:
         except OSError:
             continue
     for path in netns.NAMED.iterdir() if netns.NAMED.is_dir() else ():
-        if path.stat().st_ino == inode:
-            return f"ip netns exec {path.name} "
+        try:
+            if path.stat().st_ino == inode:
+                return f"ip netns exec {path.name} "
+        except OSError:
+            continue  # somebody removed that one while we looked
     return "# namespace has ended: "
 
 

@@ -155,6 +155,9 @@ class GroupKeys:
                 last = error
                 code = error.code() if isinstance(error, grpc.Call) else None
                 if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    self._logged_in_s = float(
+                        "-inf"
+                    )  # nobody looked at the password: it may be shown again at once
                     continue
                 break
             self._client.metadata = (("token", token),)

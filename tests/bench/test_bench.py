@@ -18,6 +18,7 @@ from kvops.bench.model import Effort, Result, percentile
 from kvops.bench.pool import BenchPool, ChildFailed
 from kvops.cli.bench import BENCHMARKS
 from kvops.inference.synth import WORKLOADS, generate
+from tests.waiting import WAIT_S
 
 
 def test_a_figure_is_the_median_with_its_lowest_and_highest_run() -> None:
@@ -76,7 +77,7 @@ def test_a_benchmark_ends_with_all_its_processes_and_files() -> None:
         pool.start_paper(objects=1_000, capacity_bytes=1 << 20)
         client = pool.child("client", "lookups", {"masters": "nonsense", "objects": 1, "seed": 1})
         with pytest.raises(ChildFailed, match="lookups"):
-            client.hear(20.0)
+            client.hear(WAIT_S)
 
     assert not pool.directory.exists()
     assert [child.process.poll() is None for child in pool.children.values()] == [False] * 3

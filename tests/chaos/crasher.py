@@ -20,6 +20,8 @@ from kvops.chaos.targets import Target, build, of_process
 from kvops.errors import KvopsError
 from kvops.host import LocalHost
 
+LEASE_S = 20.0  # a runner that runs renews it, however busy the machine is
+VERIFY_S = 30.0  # likewise
 LEASE_S_OF_A_WAITER = 120.0  # longer than any test waits: what is undone earlier was not undone by the lease
 
 
@@ -48,6 +50,7 @@ def main(argv: list[str]) -> int:
         if whom in ("runner", "both"):
             os.kill(os.getpid(), signal.SIGKILL)
         if whom == "target":
+            injection.verify_timeout_s = 0.5  # of a target that is dead there is no proof to wait for
             for one in chosen.target.processes:
                 try:
                     os.kill(one.pid, signal.SIGKILL)
@@ -60,10 +63,10 @@ def main(argv: list[str]) -> int:
         [chosen],
         host=LocalHost(),
         state_dir=Path(state_dir),
-        lease_s=LEASE_S_OF_A_WAITER if whom == "wait" else 3.0,
+        lease_s=LEASE_S_OF_A_WAITER if whom == "wait" else LEASE_S,
         deadline_s=2 * LEASE_S_OF_A_WAITER,
         on_state=on_state,
-        verify_timeout_s=0.5 if whom == "target" else 5.0,
+        verify_timeout_s=VERIFY_S,
         name="crash",
     )
     with injection:

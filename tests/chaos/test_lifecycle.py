@@ -64,7 +64,7 @@ def test_missed_lease_is_undone(servers: list[Victim], tmp_path: Path) -> None:
 
 def test_deadline_is_kept(servers: list[Victim], tmp_path: Path) -> None:
     """However diligently the runner renews its lease, the deadline ends the fault."""
-    injection = pause(servers, tmp_path, lease_s=2.0, deadline_s=4.0)
+    injection = pause(servers, tmp_path, lease_s=3.5, deadline_s=4.0)
     pause_between = threading.Event()
 
     def hold() -> None:

@@ -163,7 +163,7 @@ def test_the_connection_ends(servers: list[Victim], ssh: SshHost, book: Book) ->
 
 def test_the_connection_falls_silent(fleet: Fleet, servers: list[Victim], ssh: SshHost, book: Book) -> None:
     """With the network down nothing ends, but no lease is renewed: the guardian there undoes."""
-    one = RemoteInjection(ssh, order(name="silent", lease_s=2.0))
+    one = RemoteInjection(ssh, order(name="silent", lease_s=5.0))
     one.__enter__()
     one.inject()
     one.beat()

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvops.chaos import steps
+from kvops.chaos import netns, steps
 from kvops.chaos.control import abort, recover, recover_one
 from kvops.chaos.ledger import KEPT_MAX, Book
 from kvops.chaos.model import State
@@ -45,6 +45,14 @@ def stop(identity: ProcessIdentity) -> None:
     """Stop a process and wait until it is."""
     os.kill(identity.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, identity.pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def test_a_namespace_that_goes_while_we_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else's namespace that is removed between two looks is in no command's way."""
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    monkeypatch.setattr(netns, "NAMED", tmp_path)
+
+    assert steps.DeleteNftTable(netns=1, table="kvops_0").command().startswith("# namespace has ended")
 
 
 def test_steps_survive_the_ledger(tmp_path: Path, sleeper: ProcessIdentity) -> None:

@@ -92,7 +92,11 @@ class Victim:
             str(os.getpid()),
         ]
         self._child = child
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.end()
+            raise
 
     def start(self) -> None:
         """Run it and wait until it listens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,9 +15,13 @@ from typing import Protocol
 import pytest
 
 import kvops
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 SOURCE = Path(kvops.__file__).parents[1]
+
+
+# Commands that look give up after two seconds: a promise to operators, which a busy machine need not keep here.
+PATIENT = ("status", "events", "object")
 
 
 class Run(Protocol):
@@ -46,8 +51,9 @@ def runner(base: dict[str, str]) -> Run:
     def run(
         *args: str, stdin: bytes = b"", env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
+        patient = args[:1] and args[0] in PATIENT and not {"--timeout", "--wait"} & set(args)
         done = subprocess.run(
-            [sys.executable, "-m", "kvops", *args],
+            [sys.executable, "-m", "kvops", *args, *(("--timeout", "20s") if patient else ())],
             input=stdin,
             capture_output=True,
             env=base | (env or {}),
@@ -69,10 +75,18 @@ def _handlers() -> Iterator[None]:
         signal.signal(one, handler)
 
 
+def stop_whatever_runs(run: Run, folder: Path) -> None:
+    """End a group that a test which failed or was interrupted left."""
+    if (folder / "state/groups/local/group.yaml").exists():
+        run("stop", "--now")
+
+
 @pytest.fixture
-def kvops_env(tmp_path: Path) -> dict[str, str]:
-    """The environment of this test's commands."""
-    return environment(tmp_path)
+def kvops_env(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of this test's commands; however it ends, what it started ends with it."""
+    env = environment(tmp_path)
+    yield env
+    stop_whatever_runs(runner(env), tmp_path)
 
 
 @pytest.fixture
@@ -90,6 +104,16 @@ class Started:
     env: dict[str, str]
 
 
+def wait_prepared(run: Run) -> None:
+    """Wait until all of the stores' memory may be used: they serve as soon as the first piece may."""
+
+    def whole() -> bool:
+        stores = json.loads(run("status", "-o", "json").stdout)["stores"]
+        return all(one["populated_bytes"] == one["capacity_bytes"] > 0 for one in stores)
+
+    until(whole, "all memory is prepared")
+
+
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     """One master and two stores for a module's tests; each test leaves them healthy."""
@@ -99,6 +123,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     done = run("start", "--stores", "2", "--segment-size", "16MiB")
     try:
         assert done.returncode == 0, done.stderr
+        wait_prepared(run)
         yield Started(run, folder, env)
     finally:
         assert run("stop", "--now").returncode == 0

@@ -75,7 +75,7 @@ def test_operators_see_through_to_every_master(run: Run) -> None:
     assert run("master", "promote", kept["name"]).returncode == 5
     done = run(*command.split()[1:])
     assert done.returncode == 0, done.stderr
-    assert masters(run)["leader"]["name"] == kept["name"]
+    wait(lambda: masters(run).get("leader", {}).get("name") == kept["name"], "it leads")
 
 
 def elections(run: Run) -> list[dict[str, Any]]:
@@ -117,6 +117,6 @@ def test_an_etcd_with_tls_and_a_password(tmp_path: Path) -> None:
         try:
             good = start(etcd.ca, "right")
             assert good.returncode == 0, good.stderr
-            assert set(masters(run)) == {"leader", "standby"}
+            wait(lambda: set(masters(run)) == {"leader", "standby"}, "one leads and one follows")
         finally:
             assert run("stop", "--now").returncode == 0

@@ -19,7 +19,7 @@ from kvops.inference.synth import AGENTIC, CHAT, generate
 from kvops.inference.trace import read_trace
 from tests.waiting import WAIT_S
 
-from .conftest import Run, Started, environment, runner
+from .conftest import Run, Started, environment, runner, wait_prepared
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     begun = run("start", "--stores", "2", "--segment-size", "128MiB")
     try:
         assert begun.returncode == 0, begun.stderr
+        wait_prepared(run)
         yield Started(run, folder, env)
     finally:
         run("stop", "--now")
@@ -117,6 +118,7 @@ def test_a_store_is_killed_in_the_middle_of_a_replay(group: Run, tmp_path: Path)
     assert done.stderr.endswith("store-1 is still down: kvops restart store-1\n")
     assert group("status", "-q").returncode == 1
     assert group("restart", "store-1").returncode == 0
+    wait_prepared(group)
 
 
 @pytest.mark.process

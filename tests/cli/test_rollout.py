@@ -13,9 +13,10 @@ import pytest
 import kvops
 from kvops.fleet.local import LocalGroup
 from kvops.store.control import ControlClient
-from tests.cli.conftest import Started, environment, runner
+from tests.cli.conftest import Started, environment, runner, wait_prepared
 from tests.etcd import needs_etcd
 from tests.pool import CALL_MS
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.process
 STORES = ("store-0", "store-1", "store-2")
@@ -31,6 +32,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     done = run("start", "--stores", "3", "--segment-size", "16MiB")
     try:
         assert done.returncode == 0, done.stderr
+        wait_prepared(run)
         yield Started(run, folder, env)
     finally:
         assert run("stop", "--now").returncode == 0
@@ -91,7 +93,7 @@ class Watcher:
 
     def _count(self) -> None:
         with ControlClient(
-            self._master["control"], bytes.fromhex(Path(self._secret_file).read_text())
+            self._master["control"], bytes.fromhex(Path(self._secret_file).read_text()), timeout_s=WAIT_S
         ) as client:
             while not self._ended.is_set():
                 newest = {

@@ -16,26 +16,14 @@ from kvops.cli.start import HUGE_PAGES
 from kvops.fleet.local import LocalGroup
 from kvops.store.topology import read_topology
 from tests import huge
-from tests.waiting import WAIT_S
+from tests.cli.conftest import stop_whatever_runs
+from tests.waiting import WAIT_S, until
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Run
 
 pytestmark = pytest.mark.process
 MIB = 1 << 20
-
-
-def stop_whatever_runs(run: Run, folder: Path) -> None:
-    """End a group that a test which failed or was interrupted left."""
-    if (folder / "state/groups/local/group.yaml").exists():
-        run("stop", "--now")
-
-
-@pytest.fixture(autouse=True)
-def nothing_runs_on(run: Run, tmp_path: Path) -> Iterator[None]:
-    """However a test ends, what it started ends with it."""
-    yield
-    stop_whatever_runs(run, tmp_path)
 
 
 def left_behind(folder: Path) -> list[str]:
@@ -114,7 +102,7 @@ def test_huge_pages(run: Run, tmp_path: Path, huge_pages: int) -> None:
 
     assert run("stop").returncode == 0
 
-    assert huge.free() == free
+    until(lambda: huge.free() == free, "every page is given back")
     assert left_behind(tmp_path) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -217,8 +218,14 @@ SetEnv PATH={path} HOME={self.folder}
         )
 
     def stop(self, name: str) -> None:
-        """End a host's sshd: connections are refused."""
-        os.kill(self.pids.pop(name), signal.SIGKILL)
+        """End a host's sshd: connections are refused once it is gone."""
+        process = os.pidfd_open(self.pids.pop(name))
+        try:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            ended, _, _ = select.select([process], [], [], WAIT_S)
+            assert ended, f"{name}: its sshd does not end"
+        finally:
+            os.close(process)
 
     def close(self) -> None:
         """End every process in the namespaces, then remove them."""

@@ -242,11 +242,8 @@ def test_hosts_are_watched_over_ssh(tmp_path: Path, capsys: pytest.CaptureFixtur
     """A watch of named hosts says for each what it sees, window by window, and why it sees nothing of one that refuses."""
     key = paramiko.RSAKey.generate(2048)
     paramiko.RSAKey.generate(2048).write_private_key_file(str(tmp_path / "id"))
-    closed = socket(AF_INET, SOCK_STREAM)
-    closed.bind(("127.0.0.1", 0))
-    refusing = closed.getsockname()[1]
-    closed.close()
-    with _ssh_server(key) as good:
+    with ports.hold() as closed, _ssh_server(key) as good:
+        refusing = ports.number(closed)
         known = tmp_path / "known_hosts"
         known.write_text(f"[127.0.0.1]:{good} {key.get_name()} {key.get_base64()}\n")
         code = main(
@@ -254,6 +251,7 @@ def test_hosts_are_watched_over_ssh(tmp_path: Path, capsys: pytest.CaptureFixtur
                 *("diagnose", "watch", "--host", f"127.0.0.1:{good},127.0.0.1:{refusing}", "--user", "me"),
                 *("--ssh-key", str(tmp_path / "id"), "--known-hosts", str(known)),
                 *("--for", "1s", "--every", "1s", "--only", "link.flap", "-o", "jsonl"),
+                *("--timeout", f"{WAIT_S:.0f}s"),
             ]
         )
 

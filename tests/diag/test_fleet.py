@@ -58,7 +58,7 @@ def test_the_dead_do_not_hold_up_the_living(fleet: Fleet) -> None:
     for name in hung:
         os.kill(fleet.pids[name], signal.SIGSTOP)
     fleet.stop("h11")
-    timeout_s = 15
+    timeout_s = 30  # the living have all of it, on a busy machine as well
     try:
         began = time.monotonic()
         code, document = _diagnose(

@@ -210,7 +210,7 @@ def test_deaf_member_is_killed(make_group: MakeGroup) -> None:
     group = make_group(modes={"store-0": "deaf"})
     group.start(SMALL, timeout_s=WAIT_S)
 
-    how = {one.name: one.how for one in group.stop(grace_s=2.0)}
+    how = {one.name: one.how for one in group.stop(grace_s=5.0)}
 
     assert how == {"store-0": "killed", "store-1": "terminated", "master-0": "terminated"}
 
@@ -407,14 +407,14 @@ def test_nothing_is_left_for_sockets(make_group: MakeGroup, monkeypatch: pytest.
         private = Path(name)
         monkeypatch.setenv("XDG_RUNTIME_DIR", name)
         group = make_group()
-        group.start(SMALL, timeout_s=30)
+        group.start(SMALL, timeout_s=WAIT_S)
         other = group.runtime_dir().parent / "other"
         other.mkdir()
 
         group.stop()
         left = list(other.parent.iterdir())
         other.rmdir()
-        group.start(SMALL, timeout_s=30)
+        group.start(SMALL, timeout_s=WAIT_S)
         group.stop()
 
         assert left == [other]

@@ -54,7 +54,7 @@ def prefix(request: pytest.FixtureRequest) -> str:
 
 def control(pool: LocalPool) -> ControlClient:
     """The master's control service."""
-    return ControlClient(pool.master.addresses["control"], read_secret(pool.secret_file), timeout_s=10)
+    return ControlClient(pool.master.addresses["control"], read_secret(pool.secret_file), timeout_s=WAIT_S)
 
 
 def hold_state(client: ControlClient, target: str) -> HoldState | None:
@@ -130,7 +130,8 @@ def test_a_drain_sweeps_and_undrain_gives_the_memory_back(pool: LocalPool, prefi
         reader = pool.connect()
         assert not any(outcome.ok for outcome in read(reader, mine, SIZE))
         assert {outcome.reason for outcome in read(reader, others, SIZE)} == {Reason.HIT}
-        info = next(info for info in client.status().stores if info.name == victim.name)
+        assert victim.process is not None
+        info = next(info for info in client.status().stores if info.pid == victim.process.pid)
         assert (info.state, info.objects) == (StoreState.DRAINING, 0)
 
         client.undrain([victim.name])
@@ -205,7 +206,8 @@ def test_sigterm_hides_a_store_and_serves_its_readers(pool: LocalPool, prefix: s
     looker = pool.connect(name="looker")
 
     with control(pool) as client:
-        (store_id,) = {info.id for info in client.status().stores if info.name == victim.name}
+        assert victim.process is not None
+        (store_id,) = {info.id for info in client.status().stores if info.pid == victim.process.pid}
         leased = time.monotonic()
         looker.locate(mine)  # leases: it has to stay for their time
         victim.send(signal.SIGTERM)

@@ -285,7 +285,7 @@ journal.append(*MOUNTED)
 for generation in itertools.count(1):
     journal.append(*stored({generation % 1_000: generation}))
     if generation == 500:
-        journal.flush(10)
+        assert journal.flush(60)
         print("flushed", flush=True)
 """
     (tmp_path / "tests_writer.py").write_text(Path(__file__).read_text())

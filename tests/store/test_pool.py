@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import resource
 import shutil
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.process
 MIB = 1 << 20
 SLACK_S = 20.0  # for a busy machine; a call that forgets its own deadline takes the client's
 assert CALL_MS > 1_000 * SLACK_S
+TTL_MS = 2_000
 BRISK_MS = 400  # twice of it opens a breaker, before the master gives up a silent store by itself
 assert 2 * BRISK_MS < STORE_SILENT_MS
 
@@ -87,12 +89,14 @@ def read(client: Pool, keys: list[str], size: int, *, deadline_ms: int = CALL_MS
     return outcomes
 
 
-def state_of(client: Pool, member: Member) -> StoreState | None:
-    """What the master says of a store."""
-    try:
-        return next((info.state for info in client.stores() if info.name == member.name), None)
-    except Unreachable:
-        return None
+def given_up(client: Pool, member: Member) -> bool:
+    """Whether the master names this process of a store no more; raises while the master does not answer."""
+    assert member.process is not None
+    return not [
+        info
+        for info in client.stores()
+        if info.pid == member.process.pid and info.state is not StoreState.GONE
+    ]
 
 
 # What works.
@@ -224,10 +228,18 @@ def test_replicas_survive_a_store(pool: LocalPool, prefix: str) -> None:
 
 def test_ttl(pool: LocalPool, prefix: str) -> None:
     """An object with a TTL is gone after it."""
-    client, key = pool.connect(), f"{prefix}a"
-    client.put(key, b"x", options=PutOptions(ttl_ms=2_000))
+    client, numbers = pool.connect(), itertools.count()
 
-    assert client.get(key) == b"x"
+    def read_in_time() -> str | None:
+        """A key that the machine let us read before its TTL was over."""
+        key, began = f"{prefix}{next(numbers)}", time.monotonic()
+        assert client.put(key, b"x", options=PutOptions(ttl_ms=TTL_MS)).ok
+        found = client.get(key)
+        in_time = time.monotonic() - began < TTL_MS / 1_000
+        assert not in_time or found == b"x"
+        return key if in_time else None
+
+    key = until(read_in_time, "an object is read before its TTL ends")
     until(lambda: client.get(key) is None, "the TTL ends")
 
 
@@ -246,13 +258,14 @@ def test_remove(pool: LocalPool, prefix: str) -> None:
 def test_full_pool_keeps_what_is_pinned(pool: LocalPool, prefix: str) -> None:
     """Writing more than the pool holds pushes the oldest out, and leaves what is pinned."""
     client, size = pool.connect(), 2 * MIB
-    client.put(f"{prefix}pinned", page(f"{prefix}pinned", size), options=PutOptions(hard_pin=True))
+    pinned = page(f"{prefix}pinned", size)
+    until(lambda: client.put(f"{prefix}pinned", pinned, options=PutOptions(hard_pin=True)).ok, "room is made")
     keys = [f"{prefix}{i}" for i in range(2 * len(pool.stores) * SEGMENT_BYTES // size)]
 
     for key in keys:
         until(lambda key=key: client.put(key, page(key, size)).ok, "room is made")
 
-    assert client.get(f"{prefix}pinned") == page(f"{prefix}pinned", size)
+    assert client.get(f"{prefix}pinned") == pinned
     assert client.get(keys[0]) is None
     assert client.get(keys[-1]) == page(keys[-1], size)
     for key in [f"{prefix}pinned", *keys]:
@@ -292,7 +305,7 @@ def test_store_is_killed(pool: LocalPool, prefix: str) -> None:
         outcomes = read(client, list(where), MIB)
         assert all(o.ok for o, name in zip(outcomes, where.values(), strict=True) if name != victim.name)
         until(lambda c=client: c.put(f"{prefix}new", b"x").ok, "a put goes elsewhere")
-    until(lambda: state_of(client, victim) in (None, StoreState.GONE), "the master gives it up")
+    until(lambda: given_up(client, victim), "the master gives it up")
     assert {
         o.reason for o, n in zip(read(client, list(where), MIB), where.values(), strict=True) if not o.ok
     } == {Reason.MISS}
@@ -302,20 +315,24 @@ def test_stopped_store_by_tcp(pool: LocalPool, prefix: str) -> None:
     """With one store stopped a batch has all the others' keys by its deadline; soon it costs nothing any more."""
     where = spread(pool, prefix, per_store=8, size=256 * 1024)
     client, victim = pool.connect(transports=["tcp"]), pool.stores[2]
-    assert {outcome.reason for outcome in read(client, list(where), 256 * 1024)} == {Reason.HIT}
-    victim.send(signal.SIGSTOP)
 
-    reasons = set()
-    for _ in range(3):
-        began = time.monotonic()
-        outcomes = read(client, list(where), 256 * 1024, deadline_ms=BRISK_MS)
-        assert time.monotonic() - began < SLACK_S
-        assert all(o.ok for o, name in zip(outcomes, where.values(), strict=True) if name != victim.name)
-        reasons |= {o.reason for o in outcomes if not o.ok}
+    def as_promised() -> bool:
+        """Whether it went so before the machine was too busy for a deadline that short."""
+        until(lambda: all(o.ok for o in read(client, list(where), 256 * 1024)), "the store is used (again)")
+        victim.send(signal.SIGSTOP)
+        reasons, late = set(), 0
+        for _ in range(3):
+            began = time.monotonic()
+            outcomes = read(client, list(where), 256 * 1024, deadline_ms=BRISK_MS)
+            assert time.monotonic() - began < SLACK_S
+            reasons |= {o.reason for o in outcomes if not o.ok}
+            late += sum(
+                not o.ok for o, name in zip(outcomes, where.values(), strict=True) if name != victim.name
+            )
+        victim.send(signal.SIGCONT)
+        return not late and {Reason.TIMEOUT, Reason.BREAKER_OPEN} <= reasons
 
-    assert Reason.TIMEOUT in reasons
-    assert Reason.BREAKER_OPEN in reasons
-    victim.send(signal.SIGCONT)
+    until(as_promised, "the others' keys arrive, and the breaker opens")
     until(lambda: all(o.ok for o in read(client, list(where), 256 * 1024)), "the store is used again")
 
 
@@ -334,7 +351,7 @@ def test_store_that_was_lost_comes_back(pool: LocalPool, prefix: str) -> None:
     where = spread(pool, prefix, per_store=4, size=10_000)
     client, victim = pool.connect(transports=["tcp"]), pool.stores[0]
     victim.send(signal.SIGSTOP)
-    until(lambda: state_of(client, victim) in (None, StoreState.GONE), "the master gives it up")
+    until(lambda: given_up(client, victim), "the master gives it up")
 
     victim.send(signal.SIGCONT)
 

@@ -15,7 +15,7 @@ from kvops.store.control import ControlClient
 from kvops.store.model import MasterStatus
 from tests.etcd import EtcdCluster, needs_etcd
 from tests.pool import LocalPool, Member
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 pytestmark = [needs_etcd, pytest.mark.process]
 
@@ -37,7 +37,7 @@ def pool(etcd: EtcdCluster) -> Iterator[LocalPool]:
 
 def ask(pool: LocalPool, master: Member) -> ControlClient:
     """A master's control service."""
-    return ControlClient(master.addresses["control"], read_secret(pool.secret_file))
+    return ControlClient(master.addresses["control"], read_secret(pool.secret_file), timeout_s=WAIT_S)
 
 
 def status(pool: LocalPool, master: Member) -> MasterStatus | None:

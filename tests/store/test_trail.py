@@ -13,7 +13,7 @@ from kvops.net.wire import Kind
 from kvops.store.model import Reason
 from kvops.store.trail import Trail, boot_ns
 from tests.pool import LocalPool
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 pytestmark = pytest.mark.process
 
@@ -91,21 +91,24 @@ def test_a_lease_is_not_renewed_for_what_is_gone(pool: LocalPool) -> None:
     reader.follow(trail)
     assert writer.put("gone", b"x" * 5_000).ok
     assert reader.batch_get_into(["gone"], [bytearray(5_000)])[0].ok
-    store.send(signal.SIGSTOP)
-    asked_ns: list[int] = []
+    removed_ns: list[int] = []
 
     def remove() -> None:
-        asked_ns.append(boot_ns())
-        writer.remove("gone", deadline_ms=100)
+        writer.remove("gone", deadline_ms=1_000)  # the store stands still: nobody says that it is cleared
+        until(lambda: writer.batch_exists(["gone"]) == [False], "the master names it no more")
+        removed_ns.append(boot_ns())
 
-    remover = threading.Timer(0.2, remove)
-    remover.start()
-    outcome = reader.batch_get_into(["gone"], [bytearray(5_000)], deadline_ms=5_000)[0]
-    remover.join()
+    store.send(signal.SIGSTOP)
+    try:
+        remover = threading.Timer(0.2, remove)
+        remover.start()
+        outcome = reader.batch_get_into(["gone"], [bytearray(5_000)], deadline_ms=5_000)[0]
+        remover.join()
+    finally:
+        pool.heal()
 
     assert not outcome.ok
-    assert trail.lease_until_ns <= asked_ns[0] + LEASE_TTL_MS * 1_000_000
-    pool.heal()
+    assert trail.lease_until_ns <= removed_ns[0] + LEASE_TTL_MS * 1_000_000
 
 
 def test_without_a_trail_nothing_is_kept(pool: LocalPool) -> None:

@@ -45,7 +45,11 @@ def thread_states(identity: ProcessIdentity) -> str:
     if not is_running(identity):
         return ""
     states = []
-    for task in Path(f"/proc/{identity.pid}/task").iterdir():
+    try:
+        tasks = list(Path(f"/proc/{identity.pid}/task").iterdir())
+    except OSError:
+        return ""  # it ended while we looked
+    for task in tasks:
         try:
             states.append(parse_stat((task / "stat").read_text(errors="replace"))[0])
         except OSError:

@@ -198,7 +198,11 @@ def _segment(pid: int) -> tuple[int, int, int]:
 
 
 def _segment_file(pid: int) -> Path:
-    for path in Path(f"/proc/{pid}/fd").iterdir():
+    try:
+        files = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError as error:
+        raise FaultNotApplied(f"pid {pid} has ended, or is not ours to see", fix="run as root") from error
+    for path in files:
         try:
             if str(path.readlink()).startswith("/memfd:kvops-"):
                 return path

@@ -16,6 +16,7 @@ from kvops.chaos.faults import catalogue
 from kvops.chaos.targets import build
 from kvops.fleet.process import is_running
 from kvops.host import LocalHost
+from tests import huge
 from tests.chaos.faults.rounds import noop, there_and_back
 from tests.chaos.victims import Victim, victims
 from tests.pool import ROOT
@@ -134,16 +135,17 @@ def test_memlock(unprivileged: list[Victim], tmp_path: Path) -> None:
 
 
 def test_hugepages(servers: list[Victim], tmp_path: Path) -> None:
-    """All free huge pages are taken and given back, where the machine has any."""
-    fault = build("memory.hugepages", {}, target=servers[0].target, control=servers[1].target)
-    reason = type(fault).here().missing
-    if reason is not None:
-        pytest.skip(reason)
+    """All free huge pages are taken and given back, and nobody else's test is in need of them meanwhile."""
+    with huge.reserved(8):
+        fault = build("memory.hugepages", {}, target=servers[0].target, control=servers[1].target)
+        reason = type(fault).here().missing
+        if reason is not None:
+            pytest.skip(reason)
 
-    noop(fault, tmp_path)
-    there_and_back(
-        build("memory.hugepages", {}, target=servers[0].target, control=servers[1].target), tmp_path
-    )
+        noop(fault, tmp_path)
+        there_and_back(
+            build("memory.hugepages", {}, target=servers[0].target, control=servers[1].target), tmp_path
+        )
 
 
 def test_every_fault_is_tried() -> None:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -63,46 +64,30 @@ def shared() -> Iterator[list[Victim]]:
 def nodes() -> Iterator[list[Victim]]:
     """Two servers, each on a node of its own, joined by a bridge."""
     tag = f"kvt{uuid.uuid4().hex[:6]}"
-    made: list[str] = []
+    made = [f"{tag}-sw", f"{tag}-0", f"{tag}-1"]
 
     def run(*argv: str) -> None:
         subprocess.run(argv, check=True, timeout=WAIT_S)
 
-    with tempfile.TemporaryDirectory(prefix="kvops-") as folder:
+    with ExitStack() as ends:  # each is ended, whatever becomes of the others
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="kvops-")))
         found: list[Victim] = []
-        try:
-            for name in (f"{tag}-sw", f"{tag}-0", f"{tag}-1"):
-                run("ip", "netns", "add", name)
-                made.append(name)
-                run("ip", "-n", name, "link", "set", "lo", "up")
-            run("ip", "-n", made[0], "link", "add", "br0", "type", "bridge")
-            run("ip", "-n", made[0], "link", "set", "br0", "up")
-            for index, name in enumerate(made[1:]):
-                run(
-                    "ip",
-                    "-n",
-                    name,
-                    "link",
-                    "add",
-                    "eth0",
-                    "type",
-                    "veth",
-                    "peer",
-                    "name",
-                    f"p{index}",
-                    "netns",
-                    made[0],
-                )
-                run("ip", "-n", made[0], "link", "set", f"p{index}", "master", "br0", "up")
-                run("ip", "-n", name, "addr", "add", f"10.99.0.{index + 1}/24", "dev", "eth0")
-                run("ip", "-n", name, "link", "set", "eth0", "up")
-                found.append(Victim(f"node-{index}", Path(folder), host=f"10.99.0.{index + 1}", netns=name))
-            yield found
-        finally:
-            for victim in found:
-                victim.end()
-            for name in reversed(made):
-                run("ip", "netns", "del", name)
+        for name in made:
+            run("ip", "netns", "add", name)
+            ends.callback(run, "ip", "netns", "del", name)
+            run("ip", "-n", name, "link", "set", "lo", "up")
+        run("ip", "-n", made[0], "link", "add", "br0", "type", "bridge")
+        run("ip", "-n", made[0], "link", "set", "br0", "up")
+        for index, name in enumerate(made[1:]):
+            wire = ["type", "veth", "peer", "name", f"p{index}", "netns", made[0]]
+            run("ip", "-n", name, "link", "add", "eth0", *wire)
+            run("ip", "-n", made[0], "link", "set", f"p{index}", "master", "br0", "up")
+            run("ip", "-n", name, "addr", "add", f"10.99.0.{index + 1}/24", "dev", "eth0")
+            run("ip", "-n", name, "link", "set", "eth0", "up")
+            victim = Victim(f"node-{index}", folder, host=f"10.99.0.{index + 1}", netns=name)
+            ends.callback(victim.end)
+            found.append(victim)
+        yield found
 
 
 @pytest.fixture(params=["shared", "nodes"])
@@ -139,7 +124,8 @@ def test_inject_verify_undo_undo(
     assert all(step.done for step in proof.steps)
     assert not any(step.acted for step in repeated.steps)
     assert one.state is State.CLEAN
-    assert ask_target(fault.target, from_netns=pair[1].target.netns).ending is Ending.ANSWERED
+    answer = ask_target(fault.target, timeout_s=WAIT_S, from_netns=pair[1].target.netns)
+    assert answer.ending is Ending.ANSWERED
     with pytest.raises(FaultNotApplied):
         one.faults[0].verify(HOST)
 
@@ -168,7 +154,9 @@ def test_partition_covers_new_connections_of_the_target(shared: list[Victim], tm
         server.bind(("127.0.0.1", 0))
         server.listen()
         fault = fault_on(shared, "net.partition", {})
-        with Injection([fault], host=HOST, state_dir=tmp_path, lease_s=LEASE_S) as one:
+        with Injection(
+            [fault], host=HOST, state_dir=tmp_path, lease_s=LEASE_S, verify_timeout_s=VERIFY_S
+        ) as one:
             one.inject()
             # A child of the target is in its control group: it connects as the target would.
             group = Path(str(nft.cgroup2_root())) / fault.token
@@ -200,7 +188,7 @@ def test_only_from_some_peers(nodes: list[Victim], tmp_path: Path) -> None:
     """A partition from named peers cuts those off."""
     fault = fault_on(nodes, "net.partition", {"peers": [nodes[1].host]})
 
-    with Injection([fault], host=HOST, state_dir=tmp_path, lease_s=LEASE_S) as one:
+    with Injection([fault], host=HOST, state_dir=tmp_path, lease_s=LEASE_S, verify_timeout_s=VERIFY_S) as one:
         evidence = one.inject()
         one.undo()
 
@@ -209,7 +197,7 @@ def test_only_from_some_peers(nodes: list[Victim], tmp_path: Path) -> None:
 
 def test_rules_heal_by_themselves(nodes: list[Victim]) -> None:
     """With nobody left alive to undo it, a cut ends when its time is over, and its proof refuses from then on."""
-    fault = dataclasses.replace(fault_on(nodes, "net.partition", {}), expires_s=4.0)
+    fault = dataclasses.replace(fault_on(nodes, "net.partition", {}), expires_s=8.0)
     try:
         fault.inject(HOST)
         cut = ask_target(fault.target, from_netns=fault.control.netns).ending

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvops.chaos.faults import common, store
 from kvops.chaos.lifecycle import Injection
 from kvops.chaos.model import State
 from kvops.chaos.targets import build
 from kvops.errors import FaultNotApplied, NotInjected, UsageError
-from kvops.fleet.process import is_running, is_stopped
+from kvops.fleet.process import identify, is_running, is_stopped
 from kvops.host import LocalHost
 from tests.chaos.faults.rounds import LEASE_S, VERIFY_S
 from tests.chaos.victims import Victim, victims
@@ -91,6 +94,19 @@ def test_noop_is_not_injected(
         one.inject()
 
     assert one.state is State.CLEAN
+
+
+def test_a_process_that_ends_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks a process may go: then it has no threads and no segment, and nothing breaks."""
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
+        identity = identify(process.pid)
+        assert identity is not None
+        process.kill()
+    monkeypatch.setattr(common, "is_running", lambda identity: True)
+
+    assert common.thread_states(identity) == ""
+    with pytest.raises(FaultNotApplied, match="has ended"):
+        store._segment_file(identity.pid)
 
 
 def test_pause_stops_the_whole_role(servers: list[Victim], tmp_path: Path) -> None:
