@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 COMMAND: Final = ("kvops", "chaos", "agent")
 START_TIMEOUT_S: Final = 20.0
+EXIT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 120.0  # of inject and undo: what they wait for there has its own deadlines
 NOT_FOUND: Final = 127
 
@@ -136,6 +137,7 @@ class RemoteInjection:
         return answer
 
     def _ended(self, channel: paramiko.Channel) -> KvopsError:
+        channel.status_event.wait(EXIT_TIMEOUT_S)  # sshd tells of it after the end of the output
         said = b""
         while channel.recv_stderr_ready() and len(said) < 4096:
             said += channel.recv_stderr(4096)
