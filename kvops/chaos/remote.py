@@ -44,7 +44,7 @@ START_TIMEOUT_S: Final = 20.0
 ANSWER_TIMEOUT_S: Final = 120.0  # of inject and undo: what they wait for there has its own deadlines
 CONFIRM_S: Final = 30.0  # beyond the lease: for the guardian there to have undone, and for us to hear of it
 STATUS_TIMEOUT_S: Final = 10.0
-EXIT_TIMEOUT_S: Final = 2.0  # from the end of its output to its exit code
+EXIT_TIMEOUT_S: Final = 5.0  # from the end of its output to its exit code
 _PAUSE_S: Final = 0.3
 NOT_FOUND: Final = 127
 
