@@ -34,7 +34,7 @@ _FIX: Final = {
     "STORE_DOWN": "see kvops status",
     "MASTER_DOWN": "see kvops status",
     "BREAKER_OPEN": "see kvops status and kvops events",
-    "CORRUPT": "the bytes read were not those that were put; see kvops events",
+    "CORRUPT": "kvops object rm drops it, so that it can be put anew; if many are, drain its store: bad memory",
     "STALE": "its memory was given to another object meanwhile; try again",
     "NO_SPACE": "see kvops object stats: it needs room on as many ready stores as --replicas says",
     "REFUSED": "see kvops logs",
