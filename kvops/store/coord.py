@@ -144,7 +144,6 @@ class GroupKeys:
         """Ask each member in turn for a token; whether there is a new one. ``grpc.RpcError`` when it is refused."""
         if time.monotonic() - self._logged_in_s < LOGIN_PAUSE_S:
             return False
-        self._logged_in_s = time.monotonic()
         request = etcd3.etcdrpc.AuthenticateRequest(name=self._access.user, password=self._access.password)
         last: grpc.RpcError | None = None
         for endpoint in self._client.endpoints.values():
@@ -155,11 +154,10 @@ class GroupKeys:
                 last = error
                 code = error.code() if isinstance(error, grpc.Call) else None
                 if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    self._logged_in_s = float(
-                        "-inf"
-                    )  # nobody looked at the password: it may be shown again at once
-                    continue
+                    continue  # nobody looked at the password: it may be shown again at once
+                self._logged_in_s = time.monotonic()
                 break
+            self._logged_in_s = time.monotonic()
             self._client.metadata = (("token", token),)
             return True
         assert last is not None
