@@ -388,7 +388,7 @@ class Gap(Row, frozen=True, kw_only=True, tag="gap"):
     """Rows that a writer could not write: nobody may conclude anything from their absence."""
 
     writer: str
-    rows: int
+    rows: int = 0  # 0: nobody knows how many
     why: str = ""
 
 

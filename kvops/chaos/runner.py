@@ -40,6 +40,7 @@ from kvops.chaos.history import (
     Fault,
     FaultState,
     Finish,
+    Gap,
     HistoryWriter,
     Request,
     Run,
@@ -65,7 +66,7 @@ from kvops.chaos.pool import (
 from kvops.chaos.profiles import load_share, schedule
 from kvops.chaos.resolve import Chosen, choose
 from kvops.chaos.safeguards import Safeguards
-from kvops.chaos.workload import Stretch, stretch
+from kvops.chaos.workload import Client, Stretch, stretch
 from kvops.errors import Aborted, Dirty, KvopsError, NotInjected, Refused, Unsupported, UsageError
 from kvops.fleet.local import LocalGroup
 from kvops.fleet.programs import Command, serve_command
@@ -540,16 +541,22 @@ class _Runner:
             group: {**pool.client_options(group), **self._safeguards.client_options()}
             for group in group_names(self._pool_spec)
         }
-        with stretch(
-            self._pool_spec,
-            self._workload,
-            arm=arm,
-            block=block,
-            window_s=self._plan.window_s,
-            folder=self._folder,
-            options=options,
-            pool_factory=self._options.pool_factory or self._safeguards.pool_factory,
-        ) as one:
+        with ExitStack() as stack:
+            ended: list[Client] = []
+            stack.callback(self._write_gaps, ended)
+            one = stack.enter_context(
+                stretch(
+                    self._pool_spec,
+                    self._workload,
+                    arm=arm,
+                    block=block,
+                    window_s=self._plan.window_s,
+                    folder=self._folder,
+                    options=options,
+                    pool_factory=self._options.pool_factory or self._safeguards.pool_factory,
+                )
+            )
+            ended += one.clients
             stalled, began = cpu_stall_s(), time.monotonic()
             one.go()
             row = Block(arm=arm, block=block, t_start_ns=one.start_ns, seed=one.seed)
@@ -566,6 +573,13 @@ class _Runner:
                     msgspec.structs.replace(row, t_end_ns=now_ns(), cpu_stall_share=round(share, 3))
                 )
                 write_group_events(pool, self._writer, since_ns=one.start_ns, block=block)
+
+    def _write_gaps(self, clients: Sequence[Client]) -> None:
+        """What a client did last, it may not have written down: one that had to be killed, or was."""
+        for client in clients:
+            if client.process.returncode:
+                why = f"client {client.spec.name} ended with {client.process.returncode}"
+                self._writer.write(Gap(writer=client.spec.name, why=why))
 
     def _quiet(self, pool: Pool, arm: Arm, block: int) -> None:
         with self._stretch(pool, arm, block) as one:

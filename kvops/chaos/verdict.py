@@ -195,8 +195,9 @@ def _unknown(record: RunRecord, counted: list[Judged]) -> list[str]:
 
 def _gaps(record: RunRecord) -> str:
     """What was not written; nobody may conclude anything from its absence."""
-    lost = sum(gap.rows for gap in record.gaps)
-    return f"{lost:,} rows could not be written: {record.gaps[0].why or 'the disk took none'}"
+    counts = [gap.rows for gap in record.gaps]
+    rows = f"{sum(counts):,} rows" if all(counts) else "rows"
+    return f"{rows} could not be written: {record.gaps[0].why or 'the disk took none'}"
 
 
 def _notes(record: RunRecord) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from kvops.chaos.faults.net import netem_missing
+from kvops.chaos.history import read_run
 from kvops.chaos.ledger import Book
 from kvops.chaos.model import State
 from kvops.chaos.runner import one_at_a_time
@@ -419,6 +420,9 @@ def test_a_client_is_lost(
     assert "ABORTED" in said
     assert "telemetry lost" in said
     assert says in said
+    (folder,) = (tmp_path / "runs").iterdir()
+    gaps = read_run(folder).gaps
+    assert len(gaps) == (0 if signum is signal.SIGTERM else 1), "what it did last, nobody knows"
     assert not Book(Path(kvops_env["KVOPS_STATE_DIR"])).dirty()
     assert run("chaos", "status").returncode == 0
     until(lambda: not clients_of(tmp_path), "no client is left")
