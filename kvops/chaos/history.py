@@ -509,10 +509,8 @@ class HistoryWriter:
         with self._lock:
             if self._fd >= 0:
                 self._flush()
-                if self._reserved:
-                    os.ftruncate(
-                        self._fd, os.fstat(self._fd).st_size
-                    )  # what lies behind the end is given back
+                if self._reserved:  # what lies behind the end is given back
+                    os.ftruncate(self._fd, os.fstat(self._fd).st_size)
                 os.close(self._fd)
                 self._fd = -1
 

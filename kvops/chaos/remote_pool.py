@@ -31,7 +31,7 @@ from kvops.chaos.remote import COMMAND, START_TIMEOUT_S, Conversation, RemoteFau
 from kvops.errors import KvopsError, Refused, Unreachable, Unsupported, UsageError
 from kvops.fleet.inventory import InventoryHost
 from kvops.host import SshHost, SshLogin
-from kvops.store.model import Event, MasterStatus, PlacementPolicy, StoreState
+from kvops.store.model import Event, MasterStatus, PlacementPolicy, StoreInfo, StoreState
 
 if TYPE_CHECKING:
     from kvops.chaos.resolve import Hit
@@ -135,38 +135,45 @@ class RemoteGroup:
         """
         leader = _leader(statuses.values())
         parts = [
-            Part(
-                name=f"{self.name}/{one.name}",
-                group=self.name,
-                member=one.name,
-                role="master",
-                host=f"{self.name}/{one.host}",
-                pid=one.pid,
-                started_ticks=0,
-                boot_id="",
-                addresses={"listen": one.address, "control": control},
-                leads=one is leader,
-                machine=self._machine(one.name, one.address, one.host),
+            self._part(
+                "master", one, addresses={"listen": one.address, "control": control}, leads=one is leader
             )
             for control, one in statuses.items()
         ]
         parts += [
-            Part(
-                name=f"{self.name}/{one.name}",
-                group=self.name,
-                member=one.name,
-                role="store",
-                host=f"{self.name}/{one.host}",
-                pid=one.pid,
-                started_ticks=0,
-                boot_id=one.boot_id,
+            self._part(
+                "store",
+                one,
                 addresses={"listen": one.address, "http": one.http_address},
-                machine=self._machine(one.name, one.address, one.host),
+                boot_id=one.boot_id,
             )
             for one in (leader.stores if leader is not None else [])
             if one.state is not StoreState.GONE
         ]
         return parts
+
+    def _part(
+        self,
+        role: str,
+        one: MasterStatus | StoreInfo,
+        *,
+        addresses: dict[str, str],
+        boot_id: str = "",
+        leads: bool = False,
+    ) -> Part:
+        return Part(
+            name=f"{self.name}/{one.name}",
+            group=self.name,
+            member=one.name,
+            role=role,
+            host=f"{self.name}/{one.host}",
+            pid=one.pid,
+            started_ticks=0,
+            boot_id=boot_id,
+            addresses=addresses,
+            leads=leads,
+            machine=self._machine(one.name, one.address, one.host),
+        )
 
     def _machine(self, member: str, address: str, logical: str) -> str:
         """The host of the inventory that a member is on: by where it listens, then by its logical host."""

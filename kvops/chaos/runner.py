@@ -265,8 +265,8 @@ def _refuse_environment(
         # A pool of the experiment's own is always local; one of a lab says itself what it is.
         here = LocalGroup(state_dir, running).require().environment if running else "local"
         labels = {here}
-    if here.lower() in FORBIDDEN_ENVIRONMENTS:
-        raise Refused(f"group {running} is labelled {here}: no faults there", fix="use a staging group")
+        if here.lower() in FORBIDDEN_ENVIRONMENTS:
+            raise Refused(f"group {running} is labelled {here}: no faults there", fix="use a staging group")
     if wanted.must_match not in ("", here):
         raise Refused(
             f"the experiment is for {wanted.must_match!r} (environment.must_match), its pool here is {here!r}",

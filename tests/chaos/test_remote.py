@@ -12,7 +12,6 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from kvops.chaos import netns
 from kvops.chaos.agent import Order
 from kvops.chaos.ledger import Book, Entry
 from kvops.chaos.model import State
@@ -25,7 +24,7 @@ from kvops.fleet.local import LocalGroup
 from kvops.fleet.process import identify, is_stopped
 from kvops.host import SshHost
 from tests.chaos.victims import Victim
-from tests.diag.hosts import PORT, Fleet, fleet_of, needed
+from tests.diag.hosts import Fleet, fleet_of, needed
 from tests.pool import ROOT
 from tests.waiting import WAIT_S, until
 
@@ -95,16 +94,7 @@ def servers(fleet: Fleet) -> Iterator[list[Victim]]:
 @pytest.fixture
 def ssh(fleet: Fleet) -> Iterator[SshHost]:
     """A connection to that host."""
-    with netns.entered((netns.NAMED / fleet.hub).stat().st_ino):
-        made = SshHost(
-            fleet.address(HOST),
-            name=HOST,
-            port=PORT,
-            user="root",
-            key_file=str(fleet.key),
-            known_hosts=str(fleet.known_hosts),
-        )
-    with closing(made):
+    with closing(fleet.connect(HOST)) as made:
         yield made
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvops.chaos import netns
 from kvops.chaos.agent import Order
 from kvops.chaos.history import read_run
 from kvops.chaos.ledger import Book, one_at_a_time
@@ -29,7 +28,7 @@ from kvops.files import write_private, write_yaml
 from kvops.fleet.process import identify, is_stopped
 from kvops.host import SshHost
 from kvops.store.config import MasterConfig, StoreConfig
-from tests.diag.hosts import PORT, Fleet, fleet_of, needed
+from tests.diag.hosts import Fleet, fleet_of, needed
 from tests.pool import ROOT
 from tests.waiting import WAIT_S, until
 
@@ -280,17 +279,7 @@ def test_what_is_refused_touches_nothing(group: Group) -> None:
 @pytest.fixture
 def near(group: Group) -> Iterator[SshHost]:
     """A connection to the first host."""
-    fleet = group.fleet
-    with netns.entered((netns.NAMED / fleet.hub).stat().st_ino):
-        made = SshHost(
-            fleet.address(NEAR),
-            name=NEAR,
-            port=PORT,
-            user="root",
-            key_file=str(fleet.key),
-            known_hosts=str(fleet.known_hosts),
-        )
-    with closing(made):
+    with closing(group.fleet.connect(NEAR)) as made:
         yield made
 
 

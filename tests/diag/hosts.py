@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from kvops.chaos import netns
+from kvops.host import SshHost
 from tests.waiting import WAIT_S
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
@@ -85,6 +87,18 @@ class Fleet:
     @property
     def inventory(self) -> Path:
         return self.folder / "fleet.yaml"
+
+    def connect(self, name: str) -> SshHost:
+        """A connection from the hub to a host."""
+        with netns.entered((netns.NAMED / self.hub).stat().st_ino):
+            return SshHost(
+                self.address(name),
+                name=name,
+                port=PORT,
+                user="root",
+                key_file=str(self.key),
+                known_hosts=str(self.known_hosts),
+            )
 
     def make(self, *, python: str = "") -> None:
         """Namespaces, wires, keys, an inventory, and every sshd up."""
