@@ -32,6 +32,7 @@ from kvops.errors import KvopsError, Refused, Unreachable, Unsupported, UsageErr
 from kvops.fleet.inventory import InventoryHost
 from kvops.host import SshHost, SshLogin
 from kvops.store.model import Event, MasterStatus, PlacementPolicy, StoreInfo, StoreState
+from kvops.timestamps import rfc3339
 
 if TYPE_CHECKING:
     from kvops.chaos.resolve import Hit
@@ -441,7 +442,7 @@ def _leader(statuses: Any) -> MasterStatus | None:
 
 def _moved(text: str, by_s: float) -> str:
     at = datetime.fromisoformat(text) + timedelta(seconds=by_s)
-    return at.astimezone(UTC).isoformat(timespec="milliseconds")
+    return rfc3339(at.astimezone(UTC))
 
 
 def _addresses_of(text: str) -> set[str]:

@@ -156,9 +156,8 @@ def _run(root: click.Command, args: list[str]) -> int:
         return end.exit_code
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "kvops"
-        said = " ".join(
-            error.format_message().split()
-        )  # click puts each of several choices on a line of its own
+        # click puts each of several choices on a line of its own
+        said = " ".join(error.format_message().split())
         return _report("UsageError", said, f"see {where} --help", EXIT_USAGE, args)
     except click.ClickException as error:
         return _report("UsageError", error.format_message(), "see kvops --help", EXIT_USAGE, args)
